@@ -19,6 +19,14 @@ const TRAINER: &str = r#"#!/usr/bin/env bash
 log() { echo "trainer $*" >>"$FAKE_LOG"; }
 log "started $$ $*"
 resumed= dry= step=0
+if [[ $1 == prompts ]]; then
+    # As many as there are lines; what is answered has a list of answers.
+    while read -r line; do
+        [[ $line != *'"answers"'* ]] || { echo '{"event":"answered"}'; exit 0; }
+        echo "{\"event\":\"prompt\",\"kind\":\"chat\",\"messages\":[{\"role\":\"user\",\"content\":\"$line\"}]}"
+    done
+    exit 0
+fi
 shift
 while (($#)); do
     case $1 in
@@ -319,4 +327,82 @@ fn with_json_every_line_is_an_event_and_errors_are_json_too() {
     assert_eq!(error["error"]["code"], "conflict");
     let runs: Value = serde_json::from_str(&training.run(&["ls", "--json"]).out).unwrap();
     assert_eq!(runs["runs"][0]["name"], "new");
+}
+
+/// The tokens that a line of answers has for each of them.
+fn answers(path: &Path) -> Vec<(String, Vec<Value>)> {
+    let of_line = |line: &str| {
+        let line: Value = serde_json::from_str(line).unwrap();
+        let answers = line["answers"].as_array().unwrap().clone();
+        (line["messages"][0]["content"].as_str().unwrap().to_owned(), answers)
+    };
+    text(path).lines().map(of_line).collect()
+}
+
+#[test]
+fn a_draft_learns_what_the_model_answers_and_what_was_answered_is_not_asked_again() {
+    let training = Training::new();
+    let asked = |training: &Training| -> Vec<Value> {
+        training.gateway.bodies().into_iter().filter(|body| body["logprobs"] == true).collect()
+    };
+    fs::write(training.stage.home.path().join("prompts.txt"), "one\ntwo\nthree\n").unwrap();
+    let line = [
+        "prompts.txt",
+        "--name",
+        "quick",
+        "--draft",
+        "--draft-layers",
+        "2",
+        "--answer-tokens",
+        "9",
+        "--seed",
+        "4",
+    ];
+    training.run(&line).ok();
+    let bodies = asked(&training);
+    assert_eq!(bodies.len(), 6);
+    assert!(bodies.iter().all(|body| {
+        body["model"] == "smol" && body["max_tokens"] == 9 && body["return_tokens_as_token_ids"] == true
+    }));
+    assert_eq!(bodies.iter().filter(|body| body["temperature"] == 0.0).count(), 3);
+    let path = training.directory("quick").join("answers.jsonl");
+    let kept = answers(&path);
+    assert_eq!(kept.iter().map(|(asked, _)| asked.as_str()).collect::<Vec<_>>(), ["one", "two", "three"]);
+    assert!(kept.iter().all(|(_, answers)| answers.len() == 2));
+    assert_eq!(
+        kept[0].1[0],
+        json!({"temperature": 0.0, "tokens": [5, 9], "likely": [[[5, -0.125], [7, -2.5]], []]})
+    );
+    let starts = training.starts().join("\n");
+    assert!(
+        starts.contains(&format!("--data {}", path.display())) && starts.contains("--draft --draft-layers 2")
+    );
+
+    // A kill may leave half a line; another run of the same asks what is missing alone.
+    let whole = text(&path);
+    let half = whole.len() - whole.lines().last().unwrap().len() / 2;
+    fs::write(&path, &whole[..half]).unwrap();
+    training.run(&[&line[..], &["--replace", "--draft-layers", "3"]].concat()[..]).ok();
+    assert_eq!(asked(&training).len(), 8);
+    assert_eq!(text(&path), whole);
+    // Who asks otherwise gets other answers.
+    let dry =
+        training.run(&[&line[..], &["--replace", "--dry-run", "--answer-tokens", "7"]].concat()[..]).ok();
+    assert!(dry.out.contains("3, of which 0 are answered"), "{}", dry.out);
+    assert_eq!(asked(&training).len(), 8, "a rehearsal asks nothing");
+}
+
+#[test]
+fn a_draft_may_learn_from_answers_that_there_are_and_of_a_model_that_is_served_alone() {
+    let training = Training::new();
+    fs::write(training.stage.home.path().join("said.jsonl"), "{\"answers\": []}\n").unwrap();
+    training.run(&["said.jsonl", "--name", "quick", "--draft"]).ok();
+    assert!(training.starts().join("\n").contains("said.jsonl"));
+    let unknown = training.run(&["said.jsonl", "--name", "other", "--draft", "--model", "nobody"]);
+    unknown.ok();
+    let ended = training.run(&["data.jsonl", "--name", "third", "--draft", "--model", "nobody"]);
+    assert_eq!(ended.code, 3, "{}", ended.err);
+    assert!(ended.err.contains("no model called nobody is served"), "{}", ended.err);
+    let without = training.run(&["data.jsonl", "--name", "fourth", "--draft-layers", "2"]);
+    assert_eq!(without.code, 2, "{}", without.err);
 }

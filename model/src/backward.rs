@@ -35,7 +35,7 @@ pub use self::{
     dropout::Dropout,
     error::TrainError,
     gradients::Gradients,
-    head::Loss,
+    head::{Loss, Prediction},
     tape::{Keep, Tape},
     trainer::{Example, Learner, Trainer},
     turns::{Turn, Turns},

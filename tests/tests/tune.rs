@@ -210,3 +210,74 @@ fn faulty_data_are_told_by_line_and_another_jobs_checkpoint_is_refused() {
         assert!(deployment.stop().success());
     });
 }
+
+/// A draft of two blocks, by the command as people run it: what it told, and its files.
+fn drafted(deployment: &Deployment, directory: &Path, name: &str) -> (Vec<Value>, [Vec<u8>; 2]) {
+    let mut command = Command::new(fixtures::program("holobiont"));
+    command.env_clear().env("HOME", directory).env("HOLOBIONT_HOME", deployment.place().home());
+    command.args(["--json", "tune"]).arg(directory.join("prompts.jsonl")).args(["--name", name, "--draft"]);
+    command.args([
+        "--draft-layers",
+        "2",
+        "--draft-shortlist",
+        "1000",
+        "--answer-tokens",
+        "12",
+        "--rank",
+        "4",
+    ]);
+    command.args([
+        "--epochs",
+        "1",
+        "--max-steps",
+        "3",
+        "--batch-size",
+        "2",
+        "--held-out",
+        "25",
+        "--seed",
+        "5",
+    ]);
+    let output = command.output().expect("holobiont runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let told = String::from_utf8_lossy(&output.stdout).into_owned();
+    let told: Vec<Value> =
+        told.lines().map(|line| serde_json::from_str(line).expect("lines of JSON")).collect();
+    let published = told.last().expect("an end");
+    assert_eq!(published["event"], "published", "{published}");
+    let output = PathBuf::from(published["output"].as_str().expect("where it is"));
+    let files = ["adapter_config.json", "adapter_model.safetensors"];
+    (told, files.map(|file| fs::read(output.join(file)).expect("its files")))
+}
+
+#[test]
+fn a_draft_is_trained_on_what_the_model_says_and_published_and_is_the_same_each_time() {
+    watched(|| {
+        let deployment = Plan::bare().start();
+        let directory = tempfile::tempdir().expect("a directory");
+        let asked = ["What is the sea?", "Count to five.", "Name a colour.", "Who are you?"];
+        let line = |asked: &str| {
+            format!("{}\n", json!({ "kind": "chat", "messages": [{ "role": "user", "content": asked }] }))
+        };
+        fs::write(directory.path().join("prompts.jsonl"), asked.map(line).concat())
+            .expect("data are written");
+        let (told, files) = drafted(&deployment, directory.path(), "one");
+        let of = |event: &str| told.iter().filter(|told| told["event"] == event).collect::<Vec<_>>();
+        assert_eq!(of("asked").last().expect("answers")["prompts"], 4);
+        let plan = of("plan")[0];
+        assert_eq!(plan["draft"], json!({ "layers": 2, "tokens": 1000 }));
+        // Three prompts with two answers each are learned, the fourth prompt's are held out, and of them the greedy one judges.
+        assert_eq!((&plan["examples"], &plan["held_out"]), (&json!(6), &json!(2)));
+        let kinds = of("drafted").last().expect("how often it is right")["kinds"].clone();
+        assert_eq!(kinds[0]["kind"], "chat");
+        let tokens = kinds[0]["tokens"].as_u64().expect("a number");
+        assert!((1..=12).contains(&tokens) && kinds[0]["right"].as_u64() <= Some(tokens), "{kinds}");
+        let config: Value = serde_json::from_slice(&files[0]).expect("JSON");
+        assert_eq!(config["holobiont_draft"]["layers"], 2);
+        assert_eq!(deployment.client.adapter("one")["generation"], of("published")[0]["generation"]);
+
+        let (_, again) = drafted(&deployment, directory.path(), "two");
+        assert!(files == again, "the same prompts, seed and base give the same bytes");
+        assert!(deployment.stop().success());
+    });
+}

@@ -26,6 +26,17 @@ pub struct Request {
 pub enum Event {
     /// What will be done.
     Plan(Plan),
+    /// What a model is to be asked.
+    Prompt(Prompt),
+    /// The data are what a model said: nothing needs to be asked.
+    Answered {},
+    /// How far a model is that was asked.
+    Asked {
+        /// Prompts that it has answered.
+        prompts: u64,
+        /// Of how many.
+        of: u64,
+    },
     /// What is wrong with the data.
     Problem {
         /// Where, from 1.
@@ -41,6 +52,13 @@ pub enum Event {
         step: u64,
         /// Its mean.
         loss: f64,
+    },
+    /// How often a draft is right about what is held out.
+    Drafted {
+        /// After this step.
+        step: u64,
+        /// By kind of text.
+        kinds: Vec<Correctness>,
     },
     /// What is needed to go on is on disk.
     Checkpoint {
@@ -106,6 +124,47 @@ pub struct Plan {
     pub parameters: u64,
     /// Where it goes on.
     pub resumed_step: Option<u64>,
+    /// Of a draft alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub draft: Option<Draft>,
+}
+
+/// A conversation that somebody is to answer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Prompt {
+    /// The kind of text, as `code`.
+    pub kind: String,
+    /// As OpenAI has them.
+    pub messages: Vec<Message>,
+}
+
+/// A message of a conversation.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Message {
+    /// Who said it, as `user`.
+    pub role: String,
+    /// What was said.
+    pub content: String,
+}
+
+/// How large a draft is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Draft {
+    /// The blocks of the base that it has.
+    pub layers: u64,
+    /// The tokens that it may guess.
+    pub tokens: u64,
+}
+
+/// How often a draft is right: its likeliest token is the one that was said greedily.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Correctness {
+    /// The kind of text, as `code`.
+    pub kind: String,
+    /// Tokens that it guesses.
+    pub right: u64,
+    /// Of how many.
+    pub tokens: u64,
 }
 
 /// A step that is done.

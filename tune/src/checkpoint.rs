@@ -133,8 +133,8 @@ impl Checkpoint {
         }
         let words = Words { version: VERSION, step: self.state.step, origin: self.origin.clone() };
         let words = serde_json::to_string(&words).map_err(|error| failed(error.into()))?;
-        let bytes =
-            serialize(&tensors, Dtype::F32, Some(words)).map_err(|error| failed(io::Error::other(error)))?;
+        let bytes = serialize(&tensors, Dtype::F32, &[], Some(words))
+            .map_err(|error| failed(io::Error::other(error)))?;
         let beside = path.join(format!("{FILE}.partial"));
         fs::create_dir_all(path)
             .and_then(|()| write_file(&beside, &bytes))

@@ -4,9 +4,11 @@
 mod arguments;
 mod error;
 mod layers;
+mod prompts;
 mod run;
 mod serve;
 mod session;
+mod told;
 
 use std::io::{self, Write as _};
 
@@ -28,6 +30,8 @@ pub struct Cli {
 enum Command {
     /// Runs one job to its end, or until SIGINT or SIGTERM; what happens is printed as lines of JSON
     Run(Box<arguments::RunArguments>),
+    /// Tells the prompts of the training data on stdin, a line each, so that a model can be asked them, for a draft
+    Prompts,
     /// Trains one adapter as the orders on stdin say, and answers each on stdout
     Session(session::SessionArguments),
     /// Starts a trainer for everybody who connects and says what it is to do
@@ -61,6 +65,7 @@ pub fn run(cli: Cli) -> End {
     };
     let done = match cli.command {
         Command::Run(arguments) => run::run(&arguments).inspect_err(tell),
+        Command::Prompts => prompts::prompts().inspect_err(tell),
         Command::Session(arguments) => session::session(&arguments).inspect_err(tell),
         Command::Serve(arguments) => serve::serve(arguments),
     };

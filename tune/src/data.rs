@@ -1,6 +1,6 @@
 //! Training data as people have it: JSON, one example a line.
 //!
-//! Six kinds of lines are known ([`Kind`]). The first line says which kind a file has, and every line must be of it. All
+//! Several kinds of lines are known ([`Kind`]). The first line says which kind a file has, and every line must be of it. All
 //! lines are read and turned into tokens before anything runs, so that a fault in the last one costs no training; faults are
 //! collected, each with its line and with what to do.
 //!
@@ -12,8 +12,9 @@
 //! # Layout
 //! - `lines`: the lines of a file, and its hash, in one reading
 //! - `kind`, `fields`: what a line is, field by field
-//! - `sample`: what it means, whatever its form was
+//! - `sample`: what it means, whatever its form was; `said`: what a model said
 //! - `encode`: the same in tokens
+//! - `prompts`: what is asked, without the answers
 //! - `fault`: what can be wrong with it
 
 mod encode;
@@ -21,16 +22,20 @@ mod fault;
 mod fields;
 mod kind;
 mod lines;
+mod prompts;
+mod said;
 mod sample;
 
 use std::{fs::File, io, ops::Range, path::Path};
 
 use files::strict_json;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 pub use encode::Encoder;
 pub use fault::{DataError, Fault, MAX_FAULTS_SHOWN, Problem};
 pub use kind::Kind;
+pub use prompts::{Asked, Prompt, prompts};
+pub use said::Said;
 
 use encode::Encoded;
 use fields::Fields;
@@ -82,6 +87,8 @@ pub enum Items {
     Examples(Vec<Example>),
     /// Answers to compare, in the order of their lines.
     Pairs(Vec<Pair>),
+    /// What a model said, in the order of its lines.
+    Said(Vec<Said>),
 }
 
 impl Items {
@@ -91,6 +98,7 @@ impl Items {
         match self {
             Self::Examples(examples) => examples.len(),
             Self::Pairs(pairs) => pairs.len(),
+            Self::Said(said) => said.len(),
         }
     }
 
@@ -107,21 +115,28 @@ impl Items {
         match self {
             Self::Examples(examples) => examples.iter().map(of).sum(),
             Self::Pairs(pairs) => pairs.iter().map(|pair| of(&pair.chosen) + of(&pair.rejected)).sum(),
+            Self::Said(said) => said.iter().map(|said| of(&said.example)).sum(),
         }
     }
 
     /// Of each line that there is, in order, the numbers of what it became.
     #[must_use]
     pub fn of_lines(&self) -> Vec<Range<usize>> {
-        let Self::Examples(all) = self else {
-            return (0..self.len()).map(|number| number..number + 1).collect();
-        };
         let mut end = 0;
-        let of_line = |line: &[Example]| {
-            end += line.len();
-            end - line.len()..end
+        let mut of_line = |count: usize| {
+            end += count;
+            end - count..end
         };
-        all.chunk_by(|a, b| a.line == b.line).map(of_line).collect()
+        match self {
+            Self::Examples(all) => {
+                all.chunk_by(|a, b| a.line == b.line).map(|line| of_line(line.len())).collect()
+            }
+            Self::Said(all) => {
+                let is_one = |a: &Said, b: &Said| a.example.line == b.example.line;
+                all.chunk_by(is_one).map(|line| of_line(line.len())).collect()
+            }
+            Self::Pairs(all) => all.iter().map(|_| of_line(1)).collect(),
+        }
     }
 
     /// The line of each of those with these numbers.
@@ -133,6 +148,7 @@ impl Items {
         let line = |&number: &usize| match self {
             Self::Examples(all) => all[number].line as u64,
             Self::Pairs(all) => all[number].chosen.line as u64,
+            Self::Said(all) => all[number].example.line as u64,
         };
         numbers.iter().map(line).collect()
     }
@@ -143,11 +159,13 @@ impl Items {
     /// If there is no such number.
     #[must_use]
     pub fn pick(&self, numbers: &[usize]) -> Self {
+        fn of<T: Clone>(all: &[T], numbers: &[usize]) -> Vec<T> {
+            numbers.iter().map(|&number| all[number].clone()).collect()
+        }
         match self {
-            Self::Examples(all) => {
-                Self::Examples(numbers.iter().map(|&number| all[number].clone()).collect())
-            }
-            Self::Pairs(all) => Self::Pairs(numbers.iter().map(|&number| all[number].clone()).collect()),
+            Self::Examples(all) => Self::Examples(of(all, numbers)),
+            Self::Pairs(all) => Self::Pairs(of(all, numbers)),
+            Self::Said(all) => Self::Said(of(all, numbers)),
         }
     }
 }
@@ -180,19 +198,34 @@ pub fn read_file(path: &Path, encoder: &Encoder<'_>, limits: &Limits) -> Result<
 /// # Errors
 /// As [`read_file`].
 pub fn read(file: impl io::Read, encoder: &Encoder<'_>, limits: &Limits) -> Result<Dataset, DataError> {
-    let mut reading = Reading { encoder, limits, kind: None, items: Vec::new(), total_tokens: 0 };
+    let mut encoded = Vec::new();
+    let (kind, hash) = each_line(file, limits, |number, kind, map| {
+        let sample = sample::read(kind, &mut Fields::of(map))?;
+        let item = encoder.encode(number, &sample, limits.max_tokens)?;
+        let tokens = item.tokens();
+        encoded.push(item);
+        Ok(tokens)
+    })?;
+    Ok(Dataset { kind, items: items(encoded), hash })
+}
+
+/// Takes what `file` gives line by line: `take` is given each one's number, kind and fields, and says how many tokens it has.
+/// Gives the lines' kind and the file's hash.
+fn each_line(
+    file: impl io::Read,
+    limits: &Limits,
+    mut take: impl FnMut(usize, Kind, Map<String, Value>) -> Result<usize, Fault>,
+) -> Result<(Kind, blake3::Hash), DataError> {
     let mut lines = Lines::new(file, limits.line_bytes);
-    let mut problems = Vec::new();
-    let mut count = 0;
+    let (mut kind, mut tokens) = (None, 0);
+    let (mut problems, mut count) = (Vec::new(), 0);
     while let Some((number, line)) = lines.next_line().map_err(DataError::Stream)? {
         if number > limits.lines {
             return Err(DataError::TooManyLines { limit: limits.lines });
         }
-        match line.and_then(|line| reading.line(number, line)) {
-            Ok(()) if reading.total_tokens > limits.total_tokens => {
-                return Err(DataError::TooManyTokens { line: number, limit: limits.total_tokens });
-            }
-            Ok(()) => {}
+        let taken = line.and_then(|line| fields(&mut kind, line));
+        match taken.and_then(|(kind, map)| take(number, kind, map)) {
+            Ok(more) => tokens += more,
             Err(fault) => {
                 count += 1;
                 if problems.len() < MAX_FAULTS_SHOWN {
@@ -200,49 +233,38 @@ pub fn read(file: impl io::Read, encoder: &Encoder<'_>, limits: &Limits) -> Resu
                 }
             }
         }
+        if tokens > limits.total_tokens {
+            return Err(DataError::TooManyTokens { line: number, limit: limits.total_tokens });
+        }
     }
     if count > 0 {
         return Err(DataError::Problems { problems, count });
     }
-    let kind = reading.kind.ok_or(DataError::Empty)?;
-    Ok(Dataset { kind, items: items(reading.items), hash: lines.hash() })
+    Ok((kind.ok_or(DataError::Empty)?, lines.hash()))
 }
 
-/// A file that is being read.
-struct Reading<'a> {
-    encoder: &'a Encoder<'a>,
-    limits: &'a Limits,
-    /// Known from the first line that says it.
-    kind: Option<Kind>,
-    items: Vec<Encoded>,
-    total_tokens: usize,
-}
-
-impl Reading<'_> {
-    fn line(&mut self, number: usize, line: &str) -> Result<(), Fault> {
-        let value = strict_json::parse(line.as_bytes()).map_err(|error| Fault::Json(error.to_string()))?;
-        let Value::Object(map) = value else { return Err(Fault::NoObject) };
-        let found = Kind::of(&map).ok_or_else(|| Fault::unknown_kind(&map))?;
-        let kind = *self.kind.get_or_insert(found);
-        if !kind.fits(&map) {
-            return Err(Fault::OtherKind { expected: kind, found });
-        }
-        let sample = sample::read(kind, &mut Fields::of(map))?;
-        let encoded = self.encoder.encode(number, &sample, self.limits.max_tokens)?;
-        self.total_tokens += encoded.tokens();
-        self.items.push(encoded);
-        Ok(())
-    }
+/// The fields of a line, which must be of the kind of those before it.
+fn fields(kind: &mut Option<Kind>, line: &str) -> Result<(Kind, Map<String, Value>), Fault> {
+    let value = strict_json::parse(line.as_bytes()).map_err(|error| Fault::Json(error.to_string()))?;
+    let Value::Object(map) = value else { return Err(Fault::NoObject) };
+    let found = Kind::of(&map).ok_or_else(|| Fault::unknown_kind(&map))?;
+    let kind = *kind.get_or_insert(found);
+    if kind.fits(&map) { Ok((kind, map)) } else { Err(Fault::OtherKind { expected: kind, found }) }
 }
 
 /// The lines' items in one row; all are of one kind.
 fn items(encoded: Vec<Encoded>) -> Items {
-    let (mut examples, mut pairs) = (Vec::new(), Vec::new());
+    let (mut examples, mut pairs, mut said) = (Vec::new(), Vec::new(), Vec::new());
     for one in encoded {
         match one {
             Encoded::Examples(more) => examples.extend(more),
             Encoded::Pair(pair) => pairs.push(pair),
+            Encoded::Said(more) => said.extend(more),
         }
     }
-    if pairs.is_empty() { Items::Examples(examples) } else { Items::Pairs(pairs) }
+    match (pairs.is_empty(), said.is_empty()) {
+        (true, true) => Items::Examples(examples),
+        (false, _) => Items::Pairs(pairs),
+        (true, false) => Items::Said(said),
+    }
 }

@@ -2,11 +2,12 @@
 
 use std::{error::Error, time::Instant};
 
-use training_protocol::{Event, Step};
+use training_protocol::{Correctness, Event, Step};
 
 use crate::{
     checkpoint::{Checkpoint, CheckpointError, Origin},
-    data::{Example, Items, Pair},
+    data::{Example, Items, Pair, Said},
+    draft::Draft,
     learn::{LearnError, Learning, Outcome, lanes::Base},
     order::{Batches, split},
     plan::Plan,
@@ -107,6 +108,8 @@ pub struct Job {
     pub plan: Plan,
     /// What it learns from.
     pub course: Course,
+    /// What is trained, if that is a draft: then `course` is what a model said.
+    pub draft: Option<Draft>,
     /// What must be the same to go on.
     pub origin: Origin,
     /// Where its checkpoint is kept.
@@ -181,6 +184,10 @@ impl Job {
                 let pairs: Vec<&Pair> = batch.iter().map(|&number| &all[number]).collect();
                 learning.prefer(&pairs, self.plan.beta, &hyper, norm)
             }
+            Items::Said(all) => {
+                let said: Vec<&Said> = batch.iter().map(|&number| &all[number]).collect();
+                learning.distil(&said, &hyper, norm)
+            }
         }
     }
 
@@ -203,10 +210,38 @@ impl Job {
         let loss = match &self.course.held_out {
             Items::Examples(all) => learning.evaluate(&all.iter().collect::<Vec<_>>())?,
             Items::Pairs(all) => learning.evaluate_pairs(&all.iter().collect::<Vec<_>>(), self.plan.beta)?,
+            Items::Said(all) => self.judge_draft(all, learning, listener)?,
         };
         if let Some(loss) = loss {
             listener.hear(&Event::Evaluation { step: learning.state.step, loss })?;
         }
         Ok(loss)
+    }
+
+    /// Tells how often a draft is right, and gives its mean loss.
+    fn judge_draft<B: Base>(
+        &self,
+        held_out: &[Said],
+        learning: &mut Learning<B>,
+        listener: &mut dyn Listener,
+    ) -> Result<Option<f64>, JobError<B::Error>> {
+        let shortlist = self.draft.as_ref().map_or(&[][..], |draft| &draft.shortlist);
+        let met = learning.meet(&held_out.iter().collect::<Vec<_>>(), shortlist)?;
+        let mut kinds: Vec<Correctness> = Vec::new();
+        for (said, met) in held_out.iter().zip(&met).filter(|(said, _)| said.is_greedy) {
+            let at = kinds.iter().position(|known| known.kind == said.kind).unwrap_or_else(|| {
+                kinds.push(Correctness { kind: said.kind.clone(), ..Correctness::default() });
+                kinds.len() - 1
+            });
+            kinds[at].right += met.right;
+            kinds[at].tokens += met.tokens;
+        }
+        kinds.sort_by(|a, b| a.kind.cmp(&b.kind));
+        if !kinds.is_empty() {
+            listener.hear(&Event::Drafted { step: learning.state.step, kinds })?;
+        }
+        let (loss, tokens) =
+            met.iter().fold((0.0, 0), |(loss, tokens), met| (loss + met.loss, tokens + met.tokens));
+        Ok((tokens > 0).then(|| loss / tokens as f64))
     }
 }

@@ -3,9 +3,11 @@
 //! # Layout
 //!
 //! - this file: steps from examples and from pairs
+//! - `distil`: what another model says, learned
 //! - `gather`: gradients gathered over several batches
 //! - `part`: batches cut into parts; [`lanes`]: parts that go through the model at the same time
 
+mod distil;
 mod gather;
 pub mod lanes;
 mod part;
@@ -27,7 +29,10 @@ use crate::{
     optimizer::{Hyperparameters, State, clip_global_norm},
 };
 
-pub use self::gather::{Datum, Direction, Gathered};
+pub use self::{
+    distil::Met,
+    gather::{Datum, Direction, Gathered},
+};
 
 use self::{
     lanes::{Base, Lanes, Rows as _},
@@ -139,22 +144,34 @@ impl<B: Base> Learning<B> {
         hyper: &Hyperparameters,
         max_norm: f64,
     ) -> Result<Outcome, LearnError<B::Error>> {
-        let learner = self.learner()?;
         let total = weight(examples);
         let mut numbers = 0..;
         let inputs = |part: &[&Example]| {
             let dropouts = part.iter().zip(&mut numbers).filter_map(|(_, number)| self.dropped(number));
-            Inputs::of(part).dropping(dropouts)
+            let inputs = Inputs::of(part).dropping(dropouts);
+            let loss = Weighted { weights: inputs.weights.clone(), total, sum: 0.0 };
+            (inputs, loss)
         };
         let inputs: Vec<_> = parts(examples, rows).map(inputs).collect();
+        self.teach(inputs, total, hyper, max_norm)
+    }
+
+    /// A step against the losses of parts, whose sum over `total` is what became of them before it.
+    fn teach<L: Lost + Send>(
+        &mut self,
+        inputs: Vec<(Inputs, L)>,
+        total: f64,
+        hyper: &Hyperparameters,
+        max_norm: f64,
+    ) -> Result<Outcome, LearnError<B::Error>> {
+        let learner = self.learner()?;
         self.gradients.clear();
         let parts = inputs.into_iter().zip(self.gradients.turns());
-        let learned = self.lanes.each(parts, |trainer, (inputs, turn)| {
+        let learned = self.lanes.each(parts, |trainer, ((inputs, mut loss), turn)| {
             let tape = forward(trainer, &learner, &inputs)?;
             let rows = tape.rows();
-            let mut loss = Weighted { weights: &inputs.weights, total, sum: 0.0 };
             trainer.reverse(&learner, tape, &mut loss, turn)?;
-            Ok((loss.sum, rows))
+            Ok((loss.sum(), rows))
         })?;
         let (sum, rows) = summed(learned);
         self.step(sum / total, rows, hyper, max_norm)
@@ -301,14 +318,26 @@ fn compared(inputs: &Inputs, values: &[f32], reference: &[f32], beta: f64) -> lo
     loss::dpo(beta, answer(first), answer(second))
 }
 
+/// A loss that is summed over tokens.
+trait Lost: backward::Loss {
+    /// Of those so far.
+    fn sum(&self) -> f64;
+}
+
 /// The mean of weighted tokens, of which this is a part.
-struct Weighted<'a> {
-    weights: &'a [f32],
+struct Weighted {
+    weights: Vec<f32>,
     total: f64,
     sum: f64,
 }
 
-impl backward::Loss for Weighted<'_> {
+impl Lost for Weighted {
+    fn sum(&self) -> f64 {
+        self.sum
+    }
+}
+
+impl backward::Loss for Weighted {
     #[expect(clippy::cast_possible_truncation, reason = "gradients are numbers of 32 bits")]
     fn gradients(&mut self, targets: Range<usize>, log_probabilities: &[f32], gradients: &mut [f32]) {
         let evaluated = loss::cross_entropy(log_probabilities, &self.weights[targets]);

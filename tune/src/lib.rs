@@ -8,7 +8,7 @@
 //! - [`order`]: which examples a step sees, and which are held out.
 //! - [`loss`]: what is wrong with the log-probabilities of tokens, and how much each matters.
 //! - [`optimizer`], [`schedule`]: what is done about it.
-//! - [`adapter`]: what an adapter begins as. [`plan`]: every choice of a job.
+//! - [`adapter`]: what an adapter begins as. [`draft`]: one that guesses what the base says. [`plan`]: every choice of a job.
 //! - [`learn`]: one step over a rented base. [`job`]: all of them. [`checkpoint`]: where a job was.
 //! - [`session`]: one adapter, trained order by order, as Tinker has it.
 //! - [`peft`]: the adapter, as others read it.
@@ -26,6 +26,7 @@ pub mod adapter;
 pub mod checkpoint;
 pub mod cli;
 pub mod data;
+pub mod draft;
 pub mod job;
 pub mod learn;
 pub mod loss;

@@ -20,6 +20,9 @@ use crate::adapter::{Module, Shape, scaled_side};
 /// What PEFT calls an adapter's configuration.
 pub const CONFIG_FILE: &str = "adapter_config.json";
 
+/// The tensor of a draft adapter that holds the tokens it may guess, `[tokens]`, ascending.
+const SHORTLIST: &str = "draft.shortlist";
+
 /// The name of our words in a file of tensors.
 pub(crate) const METADATA: &str = "holobiont";
 
@@ -71,7 +74,7 @@ impl Dtype {
     }
 }
 
-/// Writes an adapter with the configuration `options` to the directory `path`, which must not exist: beside it first, so that
+/// Writes an adapter with the configuration `options`, and the shortlist of a draft, if it has one, to the directory `path`, which must not exist: beside it first, so that
 /// it is there whole or not at all, and on the disk before this returns. The same numbers give the same bytes.
 ///
 /// # Errors
@@ -82,8 +85,9 @@ pub fn write(
     method: &Method,
     config: &ModelConfig,
     dtype: Dtype,
+    shortlist: &[u32],
 ) -> Result<(), WriteError> {
-    let bytes = serialize(&tensors(method, config), dtype, None)?;
+    let bytes = serialize(&tensors(method, config), dtype, shortlist, None)?;
     let beside = path.with_extension("partial");
     let _ = fs::remove_dir_all(&beside);
     let written = fs::create_dir_all(&beside)
@@ -118,16 +122,21 @@ pub(crate) struct Named<'a> {
     pub(crate) values: &'a [f32],
 }
 
-/// The tensors in one file, with words about them.
+/// The tensors in one file, with the shortlist of a draft, if there is one, and words about them.
 pub(crate) fn serialize(
     tensors: &[Named<'_>],
     dtype: Dtype,
+    shortlist: &[u32],
     words: Option<String>,
 ) -> Result<Vec<u8>, SafeTensorError> {
     let bytes: Vec<Vec<u8>> = tensors.iter().map(|tensor| dtype.encode(tensor.values)).collect();
     let mut views = Vec::with_capacity(tensors.len());
     for (Named { name, shape, .. }, bytes) in tensors.iter().zip(&bytes) {
-        views.push((name, TensorView::new(dtype.of_file(), shape.clone(), bytes)?));
+        views.push((&name[..], TensorView::new(dtype.of_file(), shape.clone(), bytes)?));
+    }
+    let tokens: Vec<u8> = shortlist.iter().flat_map(|&token| i64::from(token).to_le_bytes()).collect();
+    if !shortlist.is_empty() {
+        views.push((SHORTLIST, TensorView::new(safetensors::Dtype::I64, vec![shortlist.len()], &tokens)?));
     }
     safetensors::serialize(views, words.map(|words| [(METADATA.to_owned(), words)].into()))
 }
@@ -204,8 +213,35 @@ pub fn options(shape: &Shape, dropout: f64, config: &ModelConfig) -> Vec<u8> {
             "prefix_projection": false,
         }),
     };
-    if let (Value::Object(options), Value::Object(own)) = (&mut options, own) {
-        options.extend(own);
+    extend(&mut options, own);
+    to_bytes(&options)
+}
+
+/// `adapter_config.json` of a new draft adapter of the blocks that `config` has: what else PEFT says of a LoRA, its modules by an
+/// expression that names the blocks, since PEFT's own list of blocks leaves out a head.
+#[must_use]
+pub fn draft_options(shape: &Shape, dropout: f64, config: &ModelConfig) -> Vec<u8> {
+    let mut own: Value = serde_json::from_slice(&options(shape, dropout, config)).unwrap_or_default();
+    if let Shape::Lora { targets, .. } = shape {
+        let in_blocks: Vec<String> =
+            targets.iter().filter(|module| module.0 != Target::LmHead).map(ToString::to_string).collect();
+        let blocks: Vec<String> = (0..config.layers).map(|layer| layer.to_string()).collect();
+        let mut names = format!(r".*\.layers\.({})\..*\.({})", blocks.join("|"), in_blocks.join("|"));
+        if targets.iter().any(|module| module.0 == Target::LmHead) {
+            names.push_str("|lm_head");
+        }
+        own["target_modules"] = names.into();
     }
-    serde_json::to_vec_pretty(&options).expect("JSON can be written to memory")
+    extend(&mut own, json!({ "holobiont_draft": { "layers": config.layers } }));
+    to_bytes(&own)
+}
+
+fn extend(options: &mut Value, more: Value) {
+    if let (Value::Object(options), Value::Object(more)) = (options, more) {
+        options.extend(more);
+    }
+}
+
+fn to_bytes(options: &Value) -> Vec<u8> {
+    serde_json::to_vec_pretty(options).expect("JSON can be written to memory")
 }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{adapter::Shape, optimizer::Hyperparameters, schedule::Decay};
+use crate::{adapter::Shape, draft::DraftSize, optimizer::Hyperparameters, schedule::Decay};
 
 /// How the way forward computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, clap::ValueEnum)]
@@ -59,6 +59,9 @@ pub struct Plan {
     pub precision: Precision,
     /// Tokens of the longest example.
     pub max_tokens: usize,
+    /// What becomes a draft is of this size.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub draft: Option<DraftSize>,
 }
 
 impl Plan {

@@ -192,7 +192,7 @@ impl<B: Base> Session<B> {
             return Err(Refusal::user("there is no adapter yet: create one, or load one"));
         };
         let config = &learning.model().config;
-        peft::write(directory, &peft::options(shape, 0.0, config), &learning.method, config, Dtype::F32)
+        peft::write(directory, &peft::options(shape, 0.0, config), &learning.method, config, Dtype::F32, &[])
             .map_err(|error| Refusal::server(error.to_string()))
     }
 }

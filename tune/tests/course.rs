@@ -28,6 +28,7 @@ fn plan(held_out: usize) -> Plan {
         seed: 3,
         precision: Precision::Serving,
         max_tokens: 64,
+        draft: None,
     }
 }
 

@@ -10,7 +10,7 @@ use text::{
     chat_template::GenerationPrompt,
     tokenizer::{AddSpecial, ParseSpecial},
 };
-use tune::data::{Items, Kind};
+use tune::data::{self, Asked, Items, Kind, Limits};
 
 const ASKED: &str = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n";
 
@@ -192,5 +192,92 @@ fn templates_of_known_models_give_what_a_request_would_send_and_an_end() {
     ] {
         let shown = Model::new(templates[name].as_str().unwrap()).examples(std::slice::from_ref(&line));
         assert!(shown.len() == 1 && learned.iter().all(|part| shown[0].contains(part)), "{name}: {shown:?}");
+    }
+}
+
+#[test]
+fn what_a_model_said_is_learned_token_for_token_behind_its_prompt() {
+    let model = Model::new(support::CHATML);
+    let line = json!({
+        "kind": "code", "messages": [{"role": "user", "content": "a"}],
+        "answers": [
+            {"temperature": 0, "tokens": [98, 258], "likely": [[[98, -0.5], [99, -1.5]], [[258, 0.0]]]},
+            {"temperature": 0.7, "tokens": [99]},
+        ],
+    });
+    let Items::Said(said) = model.read(&support::file(&[line.clone(), line])).unwrap().items else {
+        panic!()
+    };
+    assert_eq!(said.iter().map(|said| said.example.line).collect::<Vec<_>>(), [1, 1, 2, 2]);
+    assert_eq!(
+        model.shown(&said[0].example),
+        "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n[b<|im_end|>]"
+    );
+    assert_eq!((said[0].is_greedy, said[1].is_greedy, said[0].kind.as_str()), (true, false, "code"));
+    assert_eq!(said[0].likely[0], [(98, (-0.5f32).exp()), (99, (-1.5f32).exp())]);
+    assert_eq!(said[0].likely[1], [(258, 1.0)]);
+    assert!(said[1].likely.is_empty());
+    assert_eq!(Items::Said(said).of_lines(), [0..2, 2..4]);
+}
+
+#[test]
+fn what_no_model_can_have_said_is_refused() {
+    let model = Model::new(support::CHATML);
+    let fault = |answer: Value| {
+        model.fault(&json!({"messages": [{"role": "user", "content": "a"}], "answers": [answer]}))
+    };
+    let cases = [
+        (json!({"temperature": 0, "tokens": []}), "'answers' is empty"),
+        (json!({"temperature": 0, "tokens": [9999]}), "no token 9999"),
+        (json!({"temperature": 0, "tokens": [98], "likely": [[[9999, -1.0]]]}), "no token 9999"),
+        (json!({"temperature": 0, "tokens": [98], "likely": [[], []]}), "one list for each token"),
+        (json!({"temperature": 0, "tokens": [98], "likely": [[[98, 0.5]]]}), "log-probabilities"),
+        (json!({"tokens": [98]}), "missing field `temperature`"),
+        (json!({"temperature": 0, "tokens": [98], "text": "b"}), "unknown field `text`"),
+    ];
+    for (answer, wanted) in cases {
+        let fault = fault(answer);
+        assert!(fault.contains(wanted), "{fault}");
+    }
+}
+
+fn asked(lines: &[Value]) -> Vec<String> {
+    let told = |prompt: data::Prompt| {
+        let said: Vec<String> =
+            prompt.messages.iter().map(|(role, content)| format!("{role}: {content}")).collect();
+        format!("{} | {}", prompt.kind, said.join(" / "))
+    };
+    match data::prompts(support::file(lines).as_bytes(), &Limits::default()).unwrap() {
+        Asked::Prompts(prompts) => prompts.into_iter().map(told).collect(),
+        Asked::Answered => vec!["answered".to_owned()],
+    }
+}
+
+#[test]
+fn prompts_are_what_comes_before_each_answer_of_the_assistant() {
+    let message = |role: &str, content: &str| json!({"role": role, "content": content});
+    let conversation = [
+        message("system", "s"),
+        message("user", "a"),
+        message("assistant", "b"),
+        message("user", "c"),
+        message("assistant", "d"),
+    ];
+    let whole = json!({"kind": "chat", "messages": conversation});
+    assert_eq!(
+        asked(&[whole]),
+        ["chat | system: s / user: a", "chat | system: s / user: a / assistant: b / user: c"]
+    );
+    let open = json!({"messages": [message("user", "a")]});
+    assert_eq!(asked(&[open]), ["text | user: a"]);
+    assert_eq!(asked(&[json!({"prompt": "p", "completion": "c"})]), ["text | user: p"]);
+    assert_eq!(asked(&[json!({"instruction": "i", "input": "n", "output": "o"})]), ["text | user: i\n\nn"]);
+    let better = json!({"input": {"messages": [message("user", "a")]},
+        "preferred_output": [message("assistant", "b")], "non_preferred_output": [message("assistant", "c")]});
+    assert_eq!(asked(&[better]), ["text | user: a"]);
+    assert_eq!(asked(&[json!({"messages": [message("user", "a")], "answers": []})]), ["answered"]);
+    for nothing in [json!({"text": "t"}), json!({"messages": [message("assistant", "a")]})] {
+        let error = data::prompts(support::file(&[nothing]).as_bytes(), &Limits::default()).unwrap_err();
+        assert!(error.to_string().contains("no prompt that the model could answer"), "{error}");
     }
 }

@@ -159,7 +159,8 @@ fn a_new_adapter_is_written_as_it_is_read_and_the_same_bytes_each_time() {
         assert_eq!(method, shape.start(config, 7));
         let generations = ["one", "two"].map(|name| {
             let path = directory.path().join(name);
-            peft::write(&path, &peft::options(&shape, 0.0, config), &method, config, Dtype::F32).unwrap();
+            peft::write(&path, &peft::options(&shape, 0.0, config), &method, config, Dtype::F32, &[])
+                .unwrap();
             let read = Adapter::read(&path, config).unwrap();
             assert_eq!(read.method, method, "{shape:?}");
             read.generation
@@ -181,7 +182,7 @@ fn an_adapter_is_stored_in_the_numbers_that_are_asked_for_rounded_to_the_nearest
     ];
     for (dtype, wanted, near) in stored {
         let path = directory.path().join(format!("{dtype:?}"));
-        peft::write(&path, &peft::options(shape, 0.0, config), &method, config, dtype).unwrap();
+        peft::write(&path, &peft::options(shape, 0.0, config), &method, config, dtype, &[]).unwrap();
         let file = fs::read(path.join("adapter_model.safetensors")).unwrap();
         let tensors = SafeTensors::deserialize(&file).unwrap();
         assert!(tensors.iter().all(|(_, tensor)| tensor.dtype() == wanted), "{dtype:?}");

@@ -159,7 +159,8 @@ impl Answer {
                 prompt = std::mem::take(&mut output.prompt);
             } else if self.job.echo == Echo::Prompt {
                 let scores = self.job.logprobs.map(|_| std::mem::take(&mut output.prompt));
-                echoed = Some(echo(self.job.text(), self.job.prompt_of(index), scores));
+                let names = self.job.params.token_names;
+                echoed = Some(echo(self.job.text(), self.job.prompt_of(index), names, scores));
             }
         }
         let ended_by_itself = output.finish.is_some();

@@ -57,7 +57,8 @@ fn chat(answer: &Answer, wholes: &[Whole]) -> Result<Response<HttpBody>, ApiErro
     let choices = wholes.iter().enumerate().map(|(index, whole)| ChatChoice {
         index,
         message: Message { role: "assistant", content: &whole.text, refusal: None },
-        logprobs: wanted.then(|| logprobs::chat(answer.job.text(), &whole.scored)),
+        logprobs: wanted
+            .then(|| logprobs::chat(answer.job.text(), answer.job.params.token_names, &whole.scored)),
         finish_reason: whole.finish.unwrap_or(FinishReason::Length),
     });
     send(answer, "chat.completion", &choices.collect::<Vec<_>>())
@@ -84,7 +85,8 @@ fn text_logprobs(answer: &Answer, whole: &mut Whole) -> TextLogprobs {
         logprobs = echoed.logprobs.take().unwrap_or_default();
         shift = echoed.chars;
     }
-    logprobs::append(answer.job.text(), &whole.scored, shift, &mut logprobs);
+    let names = answer.job.params.token_names;
+    logprobs::append(answer.job.text(), names, &whole.scored, shift, &mut logprobs);
     logprobs
 }
 

@@ -6,7 +6,7 @@ use text::detokenize::TextStart;
 use super::{
     choice::Scored,
     job::Prompt,
-    logprobs::{append, append_first},
+    logprobs::{TokenNames, append, append_first},
     types::TextLogprobs,
 };
 use crate::text::Text;
@@ -24,7 +24,7 @@ pub struct Echoed {
 
 /// Repeats `prompt`; `scores` are those of its tokens from the second on, `None` if nobody asked for them.
 #[must_use]
-pub fn echo(text: &dyn Text, prompt: &Prompt, scores: Option<Vec<TokenOutput>>) -> Echoed {
+pub fn echo(text: &dyn Text, prompt: &Prompt, names: TokenNames, scores: Option<Vec<TokenOutput>>) -> Echoed {
     let mut decoder = text.decoder(TextStart::Beginning);
     let mut decoded = String::new();
     let mut offsets = Vec::with_capacity(prompt.tokens.len());
@@ -36,18 +36,24 @@ pub fn echo(text: &dyn Text, prompt: &Prompt, scores: Option<Vec<TokenOutput>>) 
         decoded.push_str(piece);
     }
     decoded.push_str(decoder.finish());
-    let logprobs = scores.map(|scores| logprobs(text, prompt, &offsets, scores));
+    let logprobs = scores.map(|scores| logprobs(text, prompt, names, &offsets, scores));
     let text = prompt.text.clone().unwrap_or(decoded);
     Echoed { chars: text.chars().count(), text, logprobs }
 }
 
-fn logprobs(text: &dyn Text, prompt: &Prompt, offsets: &[usize], scores: Vec<TokenOutput>) -> TextLogprobs {
+fn logprobs(
+    text: &dyn Text,
+    prompt: &Prompt,
+    names: TokenNames,
+    offsets: &[usize],
+    scores: Vec<TokenOutput>,
+) -> TextLogprobs {
     let mut out = TextLogprobs::default();
     if let Some(first) = prompt.tokens.first() {
-        append_first(text, *first, &mut out);
+        append_first(text, names, *first, &mut out);
     }
     let rest = offsets.iter().skip(1).zip(scores);
     let scored: Vec<Scored> = rest.map(|(&offset, token)| Scored { offset, token }).collect();
-    append(text, &scored, 0, &mut out);
+    append(text, names, &scored, 0, &mut out);
     out
 }

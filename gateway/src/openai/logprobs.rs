@@ -8,42 +8,60 @@ use super::{
 };
 use crate::text::Text;
 
+/// How tokens are called.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TokenNames {
+    /// By their text.
+    Text,
+    /// By their numbers, as `token_id:5` (`return_tokens_as_token_ids`, as vLLM has it): two tokens may have one text.
+    Ids,
+}
+
+impl TokenNames {
+    fn of(self, text: &dyn Text, token: u32) -> String {
+        match self {
+            Self::Text => name(text.token_bytes(token)),
+            Self::Ids => format!("token_id:{token}"),
+        }
+    }
+}
+
 /// JSON has no infinity; OpenAI sends this for what cannot happen.
 const IMPOSSIBLE: f32 = -9999.0;
 
 /// The chat shape.
 #[must_use]
-pub fn chat<'a>(text: &'a dyn Text, scored: &[Scored]) -> ChatLogprobs<'a> {
+pub fn chat<'a>(text: &'a dyn Text, names: TokenNames, scored: &[Scored]) -> ChatLogprobs<'a> {
     let content = scored.iter().map(|Scored { token, .. }| TokenLogprob {
-        token: alternative(text, token.token, token.logprob),
-        top_logprobs: token.top.iter().map(|(id, logprob)| alternative(text, *id, *logprob)).collect(),
+        token: alternative(text, names, token.token, token.logprob),
+        top_logprobs: token.top.iter().map(|(id, logprob)| alternative(text, names, *id, *logprob)).collect(),
     });
     ChatLogprobs { content: content.collect() }
 }
 
 /// The shape of completions, appended to `out`. `shift` is added to the offsets.
-pub fn append(text: &dyn Text, scored: &[Scored], shift: usize, out: &mut TextLogprobs) {
+pub fn append(text: &dyn Text, names: TokenNames, scored: &[Scored], shift: usize, out: &mut TextLogprobs) {
     for Scored { offset, token } in scored {
         out.text_offset.push(shift + offset);
-        out.tokens.push(name(text.token_bytes(token.token)));
+        out.tokens.push(names.of(text, token.token));
         out.token_logprobs.push(Some(finite(token.logprob)));
-        out.top_logprobs.push(Some(top(text, token)));
+        out.top_logprobs.push(Some(top(text, names, token)));
     }
 }
 
 /// The first token of a prompt: nothing comes before it, so it has no probability.
-pub fn append_first(text: &dyn Text, token: u32, out: &mut TextLogprobs) {
+pub fn append_first(text: &dyn Text, names: TokenNames, token: u32, out: &mut TextLogprobs) {
     out.text_offset.push(0);
-    out.tokens.push(name(text.token_bytes(token)));
+    out.tokens.push(names.of(text, token));
     out.token_logprobs.push(None);
     out.top_logprobs.push(None);
 }
 
 /// The most likely tokens and the chosen one. Two tokens of one text keep the likelier.
-fn top(text: &dyn Text, token: &TokenOutput) -> TopLogprobs {
+fn top(text: &dyn Text, names: TokenNames, token: &TokenOutput) -> TopLogprobs {
     let mut entries: Vec<(String, f32)> = Vec::with_capacity(token.top.len() + 1);
     for (id, logprob) in token.top.iter().copied().chain([(token.token, token.logprob)]) {
-        let name = name(text.token_bytes(id));
+        let name = names.of(text, id);
         if entries.iter().all(|(seen, _)| *seen != name) {
             entries.push((name, finite(logprob)));
         }
@@ -51,9 +69,9 @@ fn top(text: &dyn Text, token: &TokenOutput) -> TopLogprobs {
     TopLogprobs(entries)
 }
 
-fn alternative(text: &dyn Text, token: u32, logprob: f32) -> Alternative<'_> {
+fn alternative(text: &dyn Text, names: TokenNames, token: u32, logprob: f32) -> Alternative<'_> {
     let bytes = text.token_bytes(token);
-    Alternative { token: name(bytes), logprob: finite(logprob), bytes }
+    Alternative { token: names.of(text, token), logprob: finite(logprob), bytes }
 }
 
 fn finite(logprob: f32) -> f32 {

@@ -5,7 +5,10 @@ use serde_json::Value;
 use shmproto::message::{Provisional, Sampling};
 use text::stop::StopStrings;
 
-use super::fields::{Fields, wrong};
+use super::{
+    fields::{Fields, wrong},
+    logprobs::TokenNames,
+};
 use crate::{errors::ApiError, lifecycle::Serving};
 
 /// Most choices for a prompt.
@@ -104,6 +107,8 @@ pub struct Params {
     pub delivery: Delivery,
     /// 0 is none.
     pub deadline_ms: u32,
+    /// How tokens are called beside their log-probabilities.
+    pub token_names: TokenNames,
 }
 
 /// What the model's end tokens do.
@@ -135,6 +140,11 @@ pub fn read(fields: &mut Fields, limits: &Limits<'_>) -> Result<Params, ApiError
         choices: fields.count("n", 1..=MAX_CHOICES)?.unwrap_or(1),
         delivery: delivery(fields)?,
         deadline_ms: fields.count("deadline_ms", 0..=u32::MAX)?.unwrap_or(0),
+        token_names: if fields.flag("return_tokens_as_token_ids", false)? {
+            TokenNames::Ids
+        } else {
+            TokenNames::Text
+        },
     })
 }
 

@@ -136,7 +136,9 @@ impl Writer {
         if has_content(piece) {
             let delta = Delta { role: None, content: Some(&piece.text) };
             let wanted = self.answer.job.logprobs.is_some();
-            let logprobs = wanted.then(|| logprobs::chat(self.answer.job.text(), &piece.scored));
+            let logprobs = wanted.then(|| {
+                logprobs::chat(self.answer.job.text(), self.answer.job.params.token_names, &piece.scored)
+            });
             self.event(out, ChatDelta { index, delta, logprobs, finish_reason: None });
         }
         if piece.finish.is_some() {
@@ -157,7 +159,8 @@ impl Writer {
         if has_content(&piece) {
             let logprobs = self.answer.job.logprobs.map(|_| {
                 let mut logprobs = TextLogprobs::default();
-                logprobs::append(self.answer.job.text(), &piece.scored, shift, &mut logprobs);
+                let names = self.answer.job.params.token_names;
+                logprobs::append(self.answer.job.text(), names, &piece.scored, shift, &mut logprobs);
                 logprobs
             });
             self.event(out, TextChoice { index, text: &piece.text, logprobs, finish_reason: None });

@@ -23,6 +23,7 @@ use crate::{
     openai::{
         answer::Answer,
         job::{Echo, Job, Kind, Prompt, namespace},
+        logprobs::TokenNames,
         params::{Delivery, EndTokens, MAX_LOGPROBS, Params},
         target::Target,
     },
@@ -317,6 +318,7 @@ fn params(asked: &SamplingParams, choices: u32, serving: &Serving) -> Result<Par
         choices,
         delivery: Delivery::Whole,
         deadline_ms: 0,
+        token_names: TokenNames::Text,
     })
 }
 

@@ -94,6 +94,22 @@ async fn chat_log_probabilities_name_tokens_and_bytes() {
 }
 
 #[tokio::test]
+async fn tokens_can_be_called_by_their_numbers_which_no_two_share() {
+    let harness = Harness::start(say("é")).await;
+    let chat = json!({ "model": "base", "messages": [{ "role": "user", "content": "a" }],
+        "logprobs": true, "top_logprobs": 2, "return_tokens_as_token_ids": true });
+    let answer = harness.client.post(CHAT, &chat).await.json();
+    let content = &answer["choices"][0]["logprobs"]["content"];
+    assert_eq!(content[0]["token"], "token_id:195");
+    assert_eq!(content[0]["top_logprobs"][0]["token"], "token_id:195");
+    let text = json!({ "model": "base", "prompt": "a", "max_tokens": 1, "logprobs": 1, "echo": true,
+        "return_tokens_as_token_ids": true });
+    let logprobs = harness.client.post(TEXT, &text).await.json()["choices"][0]["logprobs"].take();
+    assert_eq!(logprobs["tokens"], json!(["token_id:257", "token_id:97", "token_id:195"]));
+    assert_eq!(logprobs["top_logprobs"][2]["token_id:195"], -0.25);
+}
+
+#[tokio::test]
 async fn every_sampling_option_reaches_the_executor() {
     let harness = Harness::start(say("x")).await;
     let body = json!({ "model": "base", "prompt": "a", "temperature": 0.5, "top_p": 0.25, "top_k": 7, "min_p": 0.125,

@@ -13,27 +13,31 @@
 //! - [`trainer`]: the child
 //! - [`watch`]: what is shown of a run under way; [`words`]: its figures for people
 //! - [`plot`]: losses drawn
-//! - [`draft`]: a run as it is asked for; [`run`]: from its plan to its end
+//! - [`request`]: a run as it is asked for; [`run`]: from its plan to its end
+//! - [`questions`]: of a draft, whom it is to guess, who is asked for it; [`prompts`]: what; [`answers`]: what is answered
 //! - [`past`]: runs that are kept: listed, shown, stopped
 //! - [`errors`]: what may go wrong
 
-mod draft;
+mod answers;
 mod errors;
 mod gateway;
 mod name;
 mod options;
 mod past;
 mod plot;
+mod prompts;
+mod questions;
 mod record;
+mod request;
 mod run;
 mod trainer;
 mod watch;
 mod words;
 
 use crate::{deployment::selection::GatewayArguments, home::Home, terminal::Terminal};
-use draft::RunArguments;
 use errors::TuneError;
 use past::PastCommand;
+use request::RunArguments;
 
 /// Arguments of `tune`.
 #[derive(Debug, clap::Args)]

@@ -178,6 +178,14 @@ fn completion(body: &Value) -> (&'static str, &'static str, String) {
         let error = json!({"error": {"message": "the queue is full", "type": "x", "code": "queue_full"}});
         return ("429 Too Many Requests", "application/json", error.to_string());
     }
+    if body["logprobs"] == true {
+        let top =
+            json!([{"token": "token_id:5", "logprob": -0.125}, {"token": "token_id:7", "logprob": -2.5}]);
+        let tokens = json!([{"token": "token_id:5", "logprob": -0.125, "top_logprobs": top}, {"token": "token_id:9", "logprob": 0.0}]);
+        let answer =
+            json!({"choices": [{"index": 0, "logprobs": {"content": tokens}, "finish_reason": "stop"}]});
+        return ("200 OK", "application/json", answer.to_string());
+    }
     let mut events = vec![
         json!({"choices": [{"index": 0, "delta": {"content": "I am "}, "text": "I am ", "finish_reason": null}]}),
         json!({"choices": [{"index": 0, "delta": {"content": model}, "text": model, "finish_reason": "stop"}]}),

@@ -33,6 +33,7 @@ use crate::{
     },
     forward::{Frame, LinearGroup, NormSite, ReverseLayers, Scratch, run_head},
     sampling::log_probability,
+    shape::config::ModelConfig,
 };
 
 /// What is to become smaller, by the log-probabilities of the targets.
@@ -40,6 +41,22 @@ pub trait Loss {
     /// Writes the loss' gradients at some targets' log-probabilities to `gradients`. `targets` are counted through the batch,
     /// example after example; each is asked for once, in ascending order.
     fn gradients(&mut self, targets: Range<usize>, log_probabilities: &[f32], gradients: &mut [f32]);
+
+    /// Tokens besides the targets that count, for a loss that compares with a distribution: the gradient at the log-probability
+    /// of each, for the target `target`, which was among those last asked for. None, unless a loss says otherwise.
+    fn others(&self, target: usize) -> &[(u32, f32)] {
+        let _ = target;
+        &[]
+    }
+}
+
+/// What the model says where a target is.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Prediction {
+    /// Of the target.
+    pub log_probability: f32,
+    /// The token that is likeliest, of those that may be said; of equal ones the first.
+    pub likeliest: u32,
 }
 
 /// Rows of logits at a time.
@@ -75,6 +92,35 @@ pub(super) fn tiles(targets: &[TargetRow], sequences: &[SequenceRows]) -> Vec<He
         first += count;
     }
     tiles
+}
+
+impl HeadRoom {
+    /// What each row of the tile says, if it may say only the tokens `allowed`, or all of none.
+    pub(super) fn predictions(
+        &self,
+        model: &ModelConfig,
+        allowed: &[u32],
+    ) -> impl Iterator<Item = Prediction> {
+        let rows = self.logits.chunks_exact(model.vocab_size).zip(&self.log_probabilities);
+        rows.map(|(logits, &log_probability)| Prediction {
+            log_probability,
+            likeliest: likeliest(logits, allowed),
+        })
+    }
+}
+
+/// The token with the largest logit; of equal ones the first.
+fn likeliest(logits: &[f32], allowed: &[u32]) -> u32 {
+    let larger = |best: Option<(u32, f32)>, (token, logit): (u32, f32)| match best {
+        Some((_, most)) if most >= logit => best,
+        _ => Some((token, logit)),
+    };
+    let best = if allowed.is_empty() {
+        (0u32..).zip(logits.iter().copied()).fold(None, larger)
+    } else {
+        allowed.iter().map(|&token| (token, logits[token as usize])).fold(None, larger)
+    };
+    best.map_or(0, |(token, _)| token)
 }
 
 /// What logits are computed with.
@@ -140,6 +186,14 @@ impl<B: ReverseLayers<Compute>> Head<'_, B> {
     }
 }
 
+/// Gives the part of a row's gradient that belongs to `others` to them: until now all of it stood at its target.
+fn share(row: &mut [f32], target: u32, others: &[(u32, f32)]) {
+    for &(token, gradient) in others {
+        row[target as usize] -= gradient;
+        row[token as usize] += gradient;
+    }
+}
+
 impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
     /// Back from the log-probabilities of a tile, which [`Head::forward`] has just computed, to the residual stream of its rows.
     pub(super) fn head(
@@ -153,12 +207,21 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
         room.coefficients.clear();
         room.coefficients.resize(targets.len(), 0.0);
         loss.gradients(tile.targets.clone(), &room.log_probabilities, &mut room.coefficients);
-        if room.coefficients.iter().all(|&coefficient| coefficient == 0.0) {
+        let is_idle = |(&own, target): (&f32, usize)| own == 0.0 && loss.others(target).is_empty();
+        if room.coefficients.iter().zip(tile.targets.clone()).all(is_idle) {
             return Ok(());
         }
-        room.of.iter_mut().zip(&room.coefficients).for_each(|(of, &gradient)| of.gradient = gradient);
+        for ((of, &gradient), target) in room.of.iter_mut().zip(&room.coefficients).zip(tile.targets.clone())
+        {
+            of.gradient = loss.others(target).iter().fold(gradient, |sum, (_, more)| sum + more);
+        }
         let Compute { pool, isa } = &mut *self.device;
         log_probability_gradients(pool, *isa, &mut room.logits, vocabulary, &room.of);
+        for ((of, row), target) in
+            room.of.iter().zip(room.logits.chunks_exact_mut(vocabulary)).zip(tile.targets.clone())
+        {
+            share(row, of.token, loss.others(target));
+        }
         self.room.outputs.reshape(targets.len(), vocabulary);
         self.room.outputs.values_mut().copy_from_slice(&room.logits);
         let mut x = std::mem::take(&mut self.room.x);

@@ -13,7 +13,7 @@ use kernels::{
 use super::{
     dropout::{Dropout, Dropping, RowDropouts},
     error::TrainError,
-    head::{Head, HeadRoom, Loss, tiles},
+    head::{Head, HeadRoom, Loss, Prediction, tiles},
     pass::{Reverse, Room},
     place::Place,
     tape::{Keep, LayerNotes, Notes, NotingDeltas, NotingKv, Tape, TargetRow, stand},
@@ -161,6 +161,36 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
         tape: &Tape,
     ) -> Result<Vec<f32>, TrainError<B::Error>> {
         let mut all = Vec::with_capacity(tape.targets.len());
+        self.each_tile(learner, tape, |_, room| all.extend_from_slice(&room.log_probabilities))?;
+        Ok(all)
+    }
+
+    /// What the model says where each target is, example after example, if it may say only the tokens `allowed`; all, if none
+    /// are given.
+    ///
+    /// # Errors
+    /// The base layers' own.
+    ///
+    /// # Panics
+    /// If a token is allowed that there is not.
+    pub fn predictions(
+        &mut self,
+        learner: &Learner,
+        tape: &Tape,
+        allowed: &[u32],
+    ) -> Result<Vec<Prediction>, TrainError<B::Error>> {
+        let mut all = Vec::with_capacity(tape.targets.len());
+        self.each_tile(learner, tape, |model, room| all.extend(room.predictions(model, allowed)))?;
+        Ok(all)
+    }
+
+    /// Computes the logits of all targets, a tile at a time, and shows each tile to `seen`.
+    fn each_tile(
+        &mut self,
+        learner: &Learner,
+        tape: &Tape,
+        mut seen: impl FnMut(&ModelConfig, &HeadRoom),
+    ) -> Result<(), TrainError<B::Error>> {
         let mut room = std::mem::take(&mut self.head);
         let dropouts = tape.row_dropouts();
         for tile in tiles(&tape.targets, &tape.sequences) {
@@ -168,10 +198,10 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
             let dropouts = dropouts.of_rows(targets.iter().map(|target| target.row));
             let mut head = self.head(learner, &dropouts);
             head.forward(&tape.residual, targets, &mut room).map_err(TrainError::Base)?;
-            all.extend_from_slice(&room.log_probabilities);
+            seen(&self.model.config, &room);
         }
         self.head = room;
-        Ok(all)
+        Ok(())
     }
 
     /// Goes back: adds what makes `loss` larger to the gradients whose `turn` this is.

@@ -16,6 +16,19 @@ pub struct Frame {
 }
 
 impl Frame {
+    /// The model that ends behind its first `layers` blocks, with the norm and the head of the whole one.
+    ///
+    /// # Panics
+    /// If it has not so many.
+    #[must_use]
+    pub fn first_layers(mut self, layers: usize) -> Self {
+        assert!(layers <= self.config.layers, "blocks of the model");
+        self.config.layers = layers;
+        let Norms { attention, feed_forward, query, key, output: _ } = &mut self.norms;
+        [attention, feed_forward, query, key].into_iter().for_each(|of_blocks| of_blocks.truncate(layers));
+        self
+    }
+
     /// Where queries, keys and values lie in a row.
     #[must_use]
     pub fn qkv_layout(&self) -> QkvLayout {

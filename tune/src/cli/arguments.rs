@@ -13,6 +13,7 @@ use shmproto::layer::Path as SitePath;
 use super::{error::TunerError, layers::ComputeArguments};
 use crate::{
     adapter::{Module, Shape},
+    draft::DraftSize,
     peft::Dtype,
     plan::{Plan, Precision, Start, usual_learning_rate},
     schedule::Decay,
@@ -55,6 +56,15 @@ pub(super) struct RunArguments {
     /// Goes on from this adapter, a directory in PEFT's format
     #[arg(long, value_name = "DIR", conflicts_with_all = ["method", "rank", "alpha", "rslora", "targets", "virtual_tokens"])]
     pub(super) from: Option<PathBuf>,
+    /// Trains a draft: the base's first blocks, with an adapter of their own, guess what a model said, which the data tell
+    #[arg(long, conflicts_with_all = ["from", "validation"])]
+    draft: bool,
+    /// Blocks that the draft has [default: a quarter of the base's]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), requires = "draft")]
+    draft_layers: Option<u32>,
+    /// Tokens that the draft may guess; 0 for all [default: 8192]
+    #[arg(long, value_name = "N", requires = "draft")]
+    draft_shortlist: Option<u32>,
     /// The kind of adapter
     #[arg(long, value_enum, default_value = "lora")]
     method: Method,
@@ -132,6 +142,12 @@ pub(super) struct RunArguments {
     #[arg(long)]
     pub(super) exit_with_stdin: bool,
 }
+
+/// The part of the base's blocks that a draft has, as a divisor.
+const USUAL_SHARE: usize = 4;
+
+/// Tokens that a draft may guess: of these most texts consist, and its head takes little of its time.
+const USUAL_SHORTLIST: usize = 8192;
 
 /// Of more than this, too little would be left to learn from.
 const MAX_DROPOUT: f64 = 0.9;
@@ -235,7 +251,37 @@ impl RunArguments {
             seed: self.seed,
             precision: self.precision,
             max_tokens: (self.max_tokens as usize).min(config.context_length),
+            draft: self.draft(shape, config)?,
         })
+    }
+
+    /// Whether a draft is trained.
+    pub(super) fn is_draft(&self) -> bool {
+        self.draft
+    }
+
+    /// Blocks of what is trained.
+    pub(super) fn blocks(&self, config: &ModelConfig) -> usize {
+        let asked = self.draft_layers.map_or(config.layers.div_ceil(USUAL_SHARE), |layers| layers as usize);
+        if self.draft { config.layers.min(asked) } else { config.layers }
+    }
+
+    /// The size of the draft, if one is trained.
+    fn draft(&self, shape: &Shape, config: &ModelConfig) -> Result<Option<DraftSize>, TunerError> {
+        if !self.draft {
+            return Ok(None);
+        }
+        if !matches!(shape, Shape::Lora { .. }) {
+            return Err(TunerError::Usage("a draft is a LoRA: --draft takes --method lora alone".to_owned()));
+        }
+        let (layers, all) = (self.blocks(config), config.layers);
+        if layers == all {
+            let problem =
+                format!("the base has {all} blocks, and a draft must have fewer: lower --draft-layers");
+            return Err(TunerError::Usage(problem));
+        }
+        let shortlist = self.draft_shortlist.map_or(USUAL_SHORTLIST, |tokens| tokens as usize);
+        Ok(Some(DraftSize { layers, shortlist }))
     }
 
     pub(super) fn dropout(&self) -> f64 {

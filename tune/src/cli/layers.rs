@@ -19,6 +19,7 @@ use model::{
     backward::{Keep, TrainError, Trainer},
     forward::Frame,
     resident::{KvDtype, kv_shape},
+    shape::config::ModelConfig,
     weights::embedding::Embedding,
 };
 use settings::CoreList;
@@ -58,18 +59,23 @@ impl ComputeArguments {
 
 /// What all lanes have in common.
 struct Common {
+    /// Of which linear layers are called.
+    base: ModelConfig,
+    /// What is trained: all of the base, or its first blocks.
     frame: Arc<Frame>,
     embedding: Embedding,
     shape: KvShape,
     masking: Masking,
 }
 
-/// As many lanes as are asked for, or as the executor grants sessions, and how precise their adapter is.
+/// As many lanes as are asked for, or as the executor grants sessions, and how precise their adapter is. They have the first
+/// `layers` blocks of the base.
 pub(super) fn lanes(
     precision: Precision,
     arguments: &ComputeArguments,
     rented: Rented,
     masking: Masking,
+    layers: usize,
 ) -> Result<(Lanes<RemoteLayers>, LoraPrecision), TunerError> {
     let Rented { session, base, .. } = rented;
     let (kv, precision) = match precision {
@@ -85,8 +91,9 @@ pub(super) fn lanes(
     }
     let cores = arguments.cores();
     let count = 1 + others.len();
-    let shape = kv_shape(base.config(), kv);
-    let common = Common { frame: Arc::new(base.frame), embedding: base.embedding, shape, masking };
+    let (config, frame) = (base.config().clone(), base.frame.first_layers(layers));
+    let shape = kv_shape(&frame.config, kv);
+    let common = Common { base: config, frame: Arc::new(frame), embedding: base.embedding, shape, masking };
     let first = common.lane(session, &divided(&cores, count, 0))?;
     let others = others.into_iter().zip(1..);
     let others = others.map(|(session, number)| common.lane(session, &divided(&cores, count, number)));
@@ -100,7 +107,7 @@ fn call(error: CallError) -> TunerError {
 impl Common {
     fn lane(&self, mut session: Session, cores: &[usize]) -> Result<Lane<RemoteLayers>, TunerError> {
         let mask = self.masking.prepare(&mut session, &mut |_, _| {}).map_err(call)?;
-        let layers = RemoteLayers::new(session, mask, &self.frame.config, self.embedding.clone());
+        let layers = RemoteLayers::new(session, mask, &self.base, self.embedding.clone());
         let mut layers = layers.map_err(call)?;
         layers.set_class(Class::Training);
         let system = |what| move |source| TunerError::System { what, source };

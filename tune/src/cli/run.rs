@@ -1,8 +1,7 @@
 //! `run`: from arguments to an adapter on the disk.
 
 use std::{
-    fs,
-    io::{self, Write as _},
+    fs, io,
     path::Path,
     sync::{
         Arc,
@@ -24,11 +23,18 @@ use model::{
 use signal_hook::consts::{SIGINT, SIGTERM};
 use training_protocol::{Event, Outcome};
 
-use super::{End, arguments::RunArguments, error::TunerError, layers};
+use super::{
+    End,
+    arguments::RunArguments,
+    error::TunerError,
+    layers,
+    told::{print, tell, tell_faults},
+};
 use crate::{
     adapter::Shape,
     checkpoint::{Checkpoint, CheckpointError, Claim, Origin},
-    data::{self, DataError, Dataset, Encoder, Limits},
+    data::{self, Dataset, Encoder, Items, Limits},
+    draft::{self, Draft, DraftSize},
     job::{Course, Ended, Job, Listener},
     learn::Learning,
     peft,
@@ -57,16 +63,18 @@ pub(super) fn run(arguments: &RunArguments) -> Result<End, TunerError> {
     let terminal = Terminal { format: Format::Json, quiet: true };
     let rented = arguments.rent.rent(&masking, terminal)?;
     let config = rented.base.config().clone();
-    let beginning = beginning(arguments, &config)?;
+    let blocks = arguments.blocks(&config);
+    let beginning = beginning(arguments, &ModelConfig { layers: blocks, ..config.clone() })?;
     let mut plan = arguments.plan(beginning.start.clone(), &beginning.shape, &config)?;
-    let data = read(&arguments.data, &rented, &plan, &mut console)?;
+    let data = read(&arguments.data, &rented, &plan)?;
     let validation = arguments.validation.as_deref();
-    let validation = validation.map(|path| read(path, &rented, &plan, &mut console)).transpose()?;
+    let validation = validation.map(|path| read(path, &rented, &plan)).transpose()?;
     let (kind, origin_data) = (data.kind, hashes(&data, validation.as_ref()));
     let course = Course::new(data.items, validation.map(|data| data.items), &plan);
     if course.learned().is_empty() {
         return Err(TunerError::Usage("nothing is left to learn from: hold out less".to_owned()));
     }
+    let draft = draft(&plan, &course, &rented)?;
     let (_, steps) = course.batches(&plan);
     plan.warmup_steps = arguments.warmup(steps);
     let origin = Origin {
@@ -77,21 +85,22 @@ pub(super) fn run(arguments: &RunArguments) -> Result<End, TunerError> {
     let claimed = arguments.checkpoints.as_deref().filter(|_| !arguments.dry_run);
     let _claim = claimed.map(Claim::new).transpose()?;
     let resumed = resumed(arguments, &origin, &beginning.method)?;
-    let (lanes, precision) = layers::lanes(arguments.precision, &arguments.compute, rented, masking)?;
+    let (lanes, precision) = layers::lanes(arguments.precision, &arguments.compute, rented, masking, blocks)?;
     let learning = Learning::new(lanes, precision, beginning.method.clone())?;
     let mut learning = learning.with_dropout(plan.dropout, plan.seed);
     let resumed_step = resumed.as_ref().map(|checkpoint| checkpoint.state.step);
     if let Some(Checkpoint { method, state, .. }) = resumed {
         (learning.method, learning.state) = (method, state);
     }
-    let sizes =
-        Sizes { kind: kind.word().to_owned(), steps, parameters: learning.parameters(), resumed_step };
-    console.print(&told(&plan, &beginning.shape, &course, &sizes))?;
+    let parameters = learning.parameters();
+    let vocabulary = config.vocab_size;
+    let sizes = Sizes { kind: kind.word().to_owned(), steps, parameters, resumed_step, vocabulary };
+    print(&told(&plan, &beginning.shape, &course, draft.as_ref(), &sizes))?;
     if arguments.dry_run {
         return Ok(End::Exit(Exit::Ok));
     }
     let checkpoints = arguments.checkpoints.clone();
-    let job = Job { plan, course, origin, checkpoints, checkpoint_steps: arguments.checkpoint_steps };
+    let job = Job { plan, course, draft, origin, checkpoints, checkpoint_steps: arguments.checkpoint_steps };
     match job.run(&mut learning, &mut console)? {
         Ended::Stopped { .. } => Ok(End::Signal(console.signal())),
         Ended::Done { loss, held_out_loss } => {
@@ -101,10 +110,11 @@ pub(super) fn run(arguments: &RunArguments) -> Result<End, TunerError> {
                 &learning.method,
                 &config,
                 arguments.save_dtype,
+                job.draft.as_ref().map_or(&[], |draft| &draft.shortlist),
             )?;
             let written = Adapter::read(&arguments.output, &config)?;
             let (generation, seconds) = (written.generation.to_string(), begun.elapsed().as_secs_f64());
-            console.print(&Event::Done(Outcome { steps, loss, held_out_loss, generation, seconds }))?;
+            print(&Event::Done(Outcome { steps, loss, held_out_loss, generation, seconds }))?;
             Ok(End::Exit(Exit::Ok))
         }
     }
@@ -114,7 +124,8 @@ fn beginning(arguments: &RunArguments, config: &ModelConfig) -> Result<Beginning
     let Some(from) = &arguments.from else {
         let shape = arguments.shape()?;
         let method = shape.start(config, arguments.seed());
-        let options = peft::options(&shape, arguments.dropout(), config);
+        let options = if arguments.is_draft() { peft::draft_options } else { peft::options };
+        let options = options(&shape, arguments.dropout(), config);
         return Ok(Beginning { start: Start::New(shape.clone()), shape, method, options });
     };
     let options = fs::read(from.join(peft::CONFIG_FILE)).map_err(|source| TunerError::System {
@@ -128,16 +139,13 @@ fn beginning(arguments: &RunArguments, config: &ModelConfig) -> Result<Beginning
 }
 
 /// Reads data; faults are told by line.
-fn read(path: &Path, rented: &Rented, plan: &Plan, console: &mut Console) -> Result<Dataset, TunerError> {
+fn read(path: &Path, rented: &Rented, plan: &Plan) -> Result<Dataset, TunerError> {
     // A template that shows a date shows the same one each time.
     let encoder = Encoder::new(rented.text.tokenizer(), rented.text.template(), SystemTime::UNIX_EPOCH);
     let limits = Limits { max_tokens: plan.max_tokens, ..Limits::default() };
     let read = data::read_file(path, &encoder, &limits);
-    if let Err(DataError::Problems { problems, .. }) = &read {
-        for problem in problems {
-            let (line, message) = (problem.line as u64, problem.fault.to_string());
-            console.print(&Event::Problem { line, message })?;
-        }
+    if let Err(error) = &read {
+        tell_faults(error)?;
     }
     Ok(read?)
 }
@@ -158,8 +166,28 @@ fn resumed(
     }
 }
 
+/// The draft that is trained, if one is.
+fn draft(plan: &Plan, course: &Course, rented: &Rented) -> Result<Option<Draft>, TunerError> {
+    let refused = |problem: &str| Err(TunerError::Usage(problem.to_owned()));
+    match (plan.draft, course.learned()) {
+        (Some(DraftSize { layers, shortlist: size }), Items::Said(said)) => {
+            let vocabulary = rented.base.config().vocab_size;
+            let shortlist = draft::shortlist(said, rented.text.tokenizer(), vocabulary, size);
+            Ok(Some(Draft { layers, shortlist }))
+        }
+        (Some(_), _) => refused(
+            "a draft learns what a model said, and the data do not tell that: let `holobiont tune --draft` ask it",
+        ),
+        (None, Items::Said(_)) => refused(
+            "what a model said teaches drafts alone: say how many blocks the draft has, by --draft-layers",
+        ),
+        (None, _) => Ok(None),
+    }
+}
+
 /// Numbers of a plan that only data and checkpoint tell.
 struct Sizes {
+    vocabulary: usize,
     kind: String,
     steps: u64,
     parameters: usize,
@@ -167,7 +195,11 @@ struct Sizes {
 }
 
 /// The plan, for whoever watches.
-fn told(plan: &Plan, shape: &Shape, course: &Course, sizes: &Sizes) -> Event {
+fn told(plan: &Plan, shape: &Shape, course: &Course, draft: Option<&Draft>, sizes: &Sizes) -> Event {
+    let of_draft = |Draft { layers, shortlist }: &Draft| training_protocol::Draft {
+        layers: *layers as u64,
+        tokens: if shortlist.is_empty() { sizes.vocabulary as u64 } else { shortlist.len() as u64 },
+    };
     let mut told = training_protocol::Plan {
         examples: course.learned().len() as u64,
         held_out: course.held_out().len() as u64,
@@ -183,6 +215,7 @@ fn told(plan: &Plan, shape: &Shape, course: &Course, sizes: &Sizes) -> Event {
         parameters: sizes.parameters as u64,
         resumed_step: sizes.resumed_step,
         method: shape.method().to_owned(),
+        draft: draft.map(of_draft),
         ..training_protocol::Plan::default()
     };
     if let Shape::Lora { rank, alpha, .. } = shape {
@@ -223,19 +256,11 @@ impl Console {
     fn signal(&self) -> u8 {
         u8::try_from(self.signal.load(Ordering::Relaxed)).unwrap_or_default()
     }
-
-    fn print(&mut self, event: &Event) -> Result<(), TunerError> {
-        let failed = |source| TunerError::System { what: "nobody reads what is told of the job", source };
-        self.hear(event).map_err(failed)
-    }
 }
 
 impl Listener for Console {
     fn hear(&mut self, event: &Event) -> io::Result<()> {
-        let mut out = io::stdout().lock();
-        serde_json::to_writer(&mut out, event)?;
-        writeln!(out)?;
-        out.flush()
+        tell(event)
     }
 
     fn wants_stop(&self) -> bool {

@@ -37,7 +37,8 @@ pub(super) fn session(arguments: &SessionArguments) -> Result<End, TunerError> {
     let masking = Masking::Off { path: SitePath::Fast };
     let rented = arguments.rent.rent(&masking, Terminal { format: Format::Json, quiet: true })?;
     let base = ids::Generation(rented.session.catalog().base_hash).to_string();
-    let (lanes, precision) = layers::lanes(Precision::Serving, &arguments.compute, rented, masking)?;
+    let all = rented.base.config().layers;
+    let (lanes, precision) = layers::lanes(Precision::Serving, &arguments.compute, rented, masking, all)?;
     let mut session = Session::new(lanes, precision, base);
     let broken = |source| TunerError::System { what: "orders cannot be read or answered", source };
     let (mut orders, mut answers) = (BufReader::new(io::stdin().lock()), BufWriter::new(io::stdout().lock()));

@@ -4,13 +4,14 @@ use std::{ops::Range, time::SystemTime};
 
 use text::{
     chat::{self, Answered, AnsweredError, Chat},
-    chat_template::ChatTemplate,
+    chat_template::{ChatTemplate, GenerationPrompt},
     tokenizer::{AddSpecial, ParseSpecial, Tokenizer},
 };
 
 use super::{
-    Example, Pair,
+    Example, Pair, Said,
     fault::Fault,
+    said::Answers,
     sample::{Message, Sample},
 };
 
@@ -26,6 +27,7 @@ pub struct Encoder<'a> {
 pub(super) enum Encoded {
     Examples(Vec<Example>),
     Pair(Pair),
+    Said(Vec<Said>),
 }
 
 impl Encoded {
@@ -34,6 +36,7 @@ impl Encoded {
         match self {
             Self::Examples(examples) => examples.iter().map(|example| example.tokens.len()).sum(),
             Self::Pair(Pair { chosen, rejected }) => chosen.tokens.len() + rejected.tokens.len(),
+            Self::Said(said) => said.iter().map(|said| said.example.tokens.len()).sum(),
         }
     }
 }
@@ -65,6 +68,7 @@ impl<'a> Encoder<'a> {
             Sample::TextComparison { prompt, chosen, rejected } => {
                 encoding.pair([chosen, rejected].map(|text| encoding.continued(prompt, text)))?
             }
+            Sample::Answers(answers) => Encoded::Said(encoding.said(answers)?),
         })
     }
 }
@@ -106,6 +110,20 @@ impl Encoding<'_> {
         let answered = Chat::new(tokenizer, template, now).answered(&messages)?;
         self.check_length(&answered.tokens)?;
         Ok(answered)
+    }
+
+    /// What a model said, behind its prompt.
+    fn said(&self, answers: &Answers) -> Result<Vec<Said>, Fault> {
+        let Encoder { tokenizer, template, now } = self.encoder;
+        let template = template.ok_or(Fault::NoTemplate)?;
+        let asked = answers.asked.iter();
+        let asked: Vec<_> =
+            asked.map(|Message { role, content, .. }| chat::Message { role: role.word(), content }).collect();
+        let prompt = Chat::new(tokenizer, template, now).encode(&asked, GenerationPrompt::Add);
+        let prompt = prompt.map_err(AnsweredError::from)?;
+        let said = answers.encode(self.line, &prompt, tokenizer.vocab_size())?;
+        said.iter().try_for_each(|said| self.check_length(&said.example.tokens))?;
+        Ok(said)
     }
 
     /// What follows a prompt, as for a completion, and the end.

@@ -189,6 +189,18 @@ pub enum Fault {
     /// Chosen and rejected are the same.
     #[error("the answers to compare are the same; take out the line")]
     SameAnswers,
+    /// What a model said is not as it says it.
+    #[error("{0}; let `holobiont tune --draft` write such lines")]
+    Answers(String),
+    /// The name of a kind of text is none.
+    #[error("'kind' has more than {limit} bytes; name the kind of text in a word")]
+    KindTooLong {
+        /// Bytes.
+        limit: usize,
+    },
+    /// Nothing is asked that a model could answer.
+    #[error("it has no prompt that the model could answer; use 'messages' or 'prompt', or take out the line")]
+    NoPrompt,
     /// More tokens than allowed.
     #[error("it has {tokens} tokens, and {limit} are allowed; shorten it, or raise the maximum")]
     TooManyTokens {

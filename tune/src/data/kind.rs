@@ -11,6 +11,8 @@ pub enum Kind {
     Preference,
     /// `input`, `preferred_output` and `non_preferred_output`: OpenAI's preferences.
     OpenAiPreference,
+    /// `messages` and `answers`: what a model said, for a draft of it.
+    Answers,
     /// `messages`: OpenAI's and TRL's conversations.
     Messages,
     /// `conversations` of `from` and `value`: ShareGPT's.
@@ -25,9 +27,10 @@ pub enum Kind {
 
 /// Each kind with the fields that make it. Files often carry a second form of the same (`messages` beside `chosen`, `prompt`
 /// beside `messages`), so the first that fits counts, the more telling before the less.
-const KINDS: [(Kind, &[&str]); 7] = [
+const KINDS: [(Kind, &[&str]); 8] = [
     (Kind::Preference, &["chosen", "rejected"]),
     (Kind::OpenAiPreference, &["input", "preferred_output", "non_preferred_output"]),
+    (Kind::Answers, &["messages", "answers"]),
     (Kind::Messages, &["messages"]),
     (Kind::ShareGpt, &["conversations"]),
     (Kind::PromptCompletion, &["prompt", "completion"]),
@@ -51,6 +54,7 @@ impl Kind {
     pub fn word(self) -> &'static str {
         match self {
             Self::Preference | Self::OpenAiPreference => "preferences",
+            Self::Answers => "answers",
             Self::Messages | Self::ShareGpt => "conversations",
             Self::PromptCompletion => "prompts and completions",
             Self::Alpaca => "instructions",

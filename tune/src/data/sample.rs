@@ -6,6 +6,7 @@ use super::{
     fault::Fault,
     fields::{Fields, learned, text, wrong},
     kind::Kind,
+    said::Answers,
 };
 
 /// Most messages of a conversation, as the gateway has it.
@@ -66,10 +67,15 @@ impl Message {
     fn new(role: Role, content: String) -> Self {
         Self { role, content, is_learned: role == Role::Assistant }
     }
+
+    /// What a user asks.
+    pub(super) fn asks(content: String) -> Self {
+        Self::new(Role::User, content)
+    }
 }
 
 /// Something to learn.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq)]
 pub(super) enum Sample {
     /// What the assistant said in it, at least once.
     Conversation(Vec<Message>),
@@ -81,6 +87,8 @@ pub(super) enum Sample {
     Comparison { asked: Vec<Message>, chosen: String, rejected: String },
     /// That of two texts behind a text one is better.
     TextComparison { prompt: String, chosen: String, rejected: String },
+    /// What a model said to a conversation.
+    Answers(Answers),
 }
 
 /// Reads a line of a kind.
@@ -90,9 +98,10 @@ pub(super) fn read(kind: Kind, line: &mut Fields) -> Result<Sample, Fault> {
         Kind::Text => Ok(Sample::Text(learned("text", line.required("text")?)?)),
         Kind::PromptCompletion => prompt_completion(line),
         Kind::Alpaca => alpaca(line),
-        Kind::Messages => {
-            let value = line.required("messages")?;
-            conversation(messages("messages", value)?)
+        Kind::Messages => conversation(messages("messages", line.required("messages")?)?),
+        Kind::Answers => {
+            let asked = messages("messages", line.required("messages")?)?;
+            Answers::read(asked, line).map(Sample::Answers)
         }
         Kind::ShareGpt => conversation(share_gpt(line)?),
         Kind::Preference => preference(line),
@@ -132,7 +141,7 @@ fn alpaca(line: &mut Fields) -> Result<Sample, Fault> {
     conversation(vec![Message::new(Role::User, asked), Message::new(Role::Assistant, answer)])
 }
 
-fn share_gpt(line: &mut Fields) -> Result<Vec<Message>, Fault> {
+pub(super) fn share_gpt(line: &mut Fields) -> Result<Vec<Message>, Fault> {
     let value = line.required("conversations")?;
     each("conversations", value, |mut fields| {
         let role = fields.word("from", &SHARE_GPT_ROLES, "system, human, gpt or tool")?;
@@ -196,7 +205,7 @@ fn comparison(
 }
 
 /// The messages at `path`, as OpenAI has them.
-fn messages(path: &str, value: Value) -> Result<Vec<Message>, Fault> {
+pub(super) fn messages(path: &str, value: Value) -> Result<Vec<Message>, Fault> {
     each(path, value, |mut fields| {
         let role = fields.word("role", &ROLES, "system, user, assistant or tool")?;
         fields.refuse(&SHOWN_IN_MESSAGE)?;

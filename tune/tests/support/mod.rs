@@ -98,7 +98,7 @@ impl Model {
     pub(crate) fn examples(&self, lines: &[Value]) -> Vec<String> {
         match self.read(&file(lines)).unwrap_or_else(|error| panic!("{error}")).items {
             Items::Examples(examples) => examples.iter().map(|example| self.shown(example)).collect(),
-            Items::Pairs(pairs) => panic!("these are pairs: {pairs:?}"),
+            other => panic!("these are no examples: {other:?}"),
         }
     }
 
@@ -108,7 +108,7 @@ impl Model {
             Items::Pairs(pairs) => {
                 pairs.iter().map(|pair| [&pair.chosen, &pair.rejected].map(|one| self.shown(one))).collect()
             }
-            Items::Examples(examples) => panic!("these are no pairs: {examples:?}"),
+            other => panic!("these are no pairs: {other:?}"),
         }
     }
 

@@ -1,13 +1,16 @@
 //! Why an adapter was not trained, or not served.
 
-use std::{io, path::PathBuf};
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
 
 use super::name::RunName;
 use crate::{
     client::ClientError,
     deployment::selection::SelectionError,
     exit::{Exit, Explain},
-    terminal::{quoted, table::short_generation},
+    terminal::{printable, quoted, table::short_generation},
 };
 
 /// Why an adapter was not trained, or not served.
@@ -76,10 +79,10 @@ pub(crate) enum TuneError {
     #[error("holobiont-trainer cannot be run")]
     Run(#[source] io::Error),
     /// The data is not good; each fault has been shown.
-    #[error("{faults} faults in {}; nothing was trained", data.display())]
+    #[error("{faults} faults in {}; nothing was trained", data.as_deref().unwrap_or(Path::new("the data")).display())]
     Data {
         /// The file.
-        data: PathBuf,
+        data: Option<PathBuf>,
         /// How many.
         faults: usize,
     },
@@ -114,6 +117,31 @@ pub(crate) enum TuneError {
         /// Why.
         source: ClientError,
     },
+    /// Nothing that is served has the name.
+    #[error("no model called {} is served", printable(.0))]
+    NoModel(String),
+    /// The model did not answer all that a draft is to learn from.
+    #[error("{answered} of {of} prompts are answered; one was not")]
+    NotAnswered {
+        /// These are kept.
+        answered: usize,
+        /// All.
+        of: usize,
+        /// What goes on.
+        resume: String,
+        /// Why.
+        source: ClientError,
+    },
+    /// Somebody stopped a run that was asking.
+    #[error("stopped; {answered} of {of} prompts are answered, and the answers are kept")]
+    AskingStopped {
+        /// These are kept.
+        answered: usize,
+        /// All.
+        of: usize,
+        /// What goes on.
+        resume: String,
+    },
     /// The losses cannot be drawn.
     #[error("cannot draw {path}: {reason}")]
     Plot {
@@ -135,16 +163,20 @@ impl Explain for TuneError {
         match self {
             Self::Selection(error) => error.exit(),
             Self::Client(error) => error.exit(),
-            Self::NotServed { source, .. } => source.exit(),
+            Self::NotServed { source, .. } | Self::NotAnswered { source, .. } => source.exit(),
             Self::Trainer { exit, .. } => *exit,
             Self::Input { source, .. } | Self::Keep { source, .. } => Exit::of_system(source),
-            Self::NoTrainer | Self::NoRun(_) | Self::NotUnderWay(_) => Exit::NotFound,
+            Self::NoTrainer | Self::NoRun(_) | Self::NotUnderWay(_) | Self::NoModel(_) => Exit::NotFound,
             Self::NameTaken { .. } | Self::NameGone(_) | Self::UnderWay(_) | Self::AlreadyDone { .. } => {
                 Exit::Conflict
             }
             Self::NameOfBase(_) | Self::Data { .. } => Exit::Usage,
             Self::NoAdapterRoot | Self::StillRunning(_) => Exit::Unavailable,
-            Self::Declined | Self::Run(_) | Self::Stopped { .. } | Self::Plot { .. } => Exit::Failed,
+            Self::Declined
+            | Self::Run(_)
+            | Self::Stopped { .. }
+            | Self::AskingStopped { .. }
+            | Self::Plot { .. } => Exit::Failed,
         }
     }
 
@@ -167,7 +199,10 @@ impl Explain for TuneError {
                 format!("--from {}, for a new run that goes on from it", quoted(&output.to_string_lossy()))
             }
             Self::Trainer { resume, .. } => return resume.clone(),
-            Self::Stopped { checkpoint: Some(_), resume } => resume.clone(),
+            Self::Stopped { checkpoint: Some(_), resume }
+            | Self::AskingStopped { resume, .. }
+            | Self::NotAnswered { resume, .. } => resume.clone(),
+            Self::NoModel(_) => "holobiont ls".into(),
             Self::NotServed { serve, .. } => serve.clone(),
             Self::Input { .. }
             | Self::Declined

@@ -33,6 +33,20 @@ pub(super) fn look(client: &Client, name: &RunName) -> Result<Place, TuneError> 
     Ok(Place { adapter_root: root.ok_or(TuneError::NoAdapterRoot)?, taken_by })
 }
 
+/// The model that requests call `name`, or the base: its name, and what it is.
+pub(super) fn target(client: &Client, name: Option<&str>) -> Result<(String, String), TuneError> {
+    let status = client.get("/v1/status")?;
+    let base = status["model"].as_str().unwrap_or_default();
+    let Some(name) = name.filter(|name| *name != base) else {
+        return Ok((base.to_owned(), status["model_path"].as_str().unwrap_or_default().to_owned()));
+    };
+    let served = client.adapters()?.into_iter().find(|adapter| adapter.name == name);
+    match served {
+        Some(adapter) => Ok((adapter.name, adapter.generation)),
+        None => Err(TuneError::NoModel(name.to_owned())),
+    }
+}
+
 /// Puts the adapter in `output` under `name`, if the name still stands for `replaces`; the gateway's answer.
 pub(super) fn publish(
     client: &Client,

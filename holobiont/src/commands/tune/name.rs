@@ -4,6 +4,8 @@ use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
+use crate::terminal::quoted;
+
 /// Longest name, in bytes: what stands for it on disk must be a file's name, with room for more.
 const MAX_NAME_BYTES: usize = 128;
 
@@ -23,6 +25,11 @@ impl RunName {
     /// As requests write it.
     pub(super) fn as_str(&self) -> &str {
         &self.0
+    }
+
+    /// The command that goes on with the run.
+    pub(super) fn resume(&self) -> String {
+        format!("holobiont tune --name {} --resume", quoted(&self.0))
     }
 
     /// One file name, another one for each name.

@@ -64,6 +64,15 @@ pub(super) struct TrainingArguments {
     /// Goes on from this PEFT adapter
     #[arg(long, value_name = "DIR")]
     from: Option<PathBuf>,
+    /// Trains a draft: the base's first blocks, with an adapter of their own, learn to guess what the model says
+    #[arg(long, conflicts_with_all = ["from", "validation"])]
+    draft: bool,
+    /// Blocks that the draft has
+    #[arg(long, value_name = "N", requires = "draft")]
+    draft_layers: Option<u32>,
+    /// Tokens that the draft may guess; 0 for all
+    #[arg(long, value_name = "N", requires = "draft")]
+    draft_shortlist: Option<u32>,
     /// What the adapter changes of the base
     #[arg(long, value_enum, value_name = "METHOD")]
     method: Option<Method>,
@@ -151,6 +160,16 @@ impl TrainingArguments {
 }
 
 impl Options {
+    /// Whether a draft is trained.
+    pub(super) fn are_of_draft(&self) -> bool {
+        self.0.get("draft").is_some_and(|draft| draft == &Value::Bool(true))
+    }
+
+    /// What decides what is random.
+    pub(super) fn seed(&self) -> u64 {
+        self.0.get("seed").and_then(Value::as_u64).unwrap_or_default()
+    }
+
     /// These, and of `earlier` ones what these do not say.
     pub(super) fn over(self, earlier: Self) -> Self {
         let mut options = earlier.0;

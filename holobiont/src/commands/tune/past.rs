@@ -3,7 +3,7 @@
 use std::{fs, path::PathBuf, time::Duration};
 
 use serde_json::json;
-use training_protocol::{Event, Step};
+use training_protocol::{Correctness, Event, Step};
 
 use super::{
     errors::TuneError,
@@ -111,6 +111,8 @@ fn row(record: &Record, home: &Home) -> [String; 6] {
 struct Progress {
     step: Option<Step>,
     held_out_loss: Option<f64>,
+    /// How often a draft was right when it was last judged.
+    drafted: Option<Vec<Correctness>>,
 }
 
 impl Progress {
@@ -120,6 +122,7 @@ impl Progress {
             match event {
                 Event::Step(step) => progress.step = Some(step.clone()),
                 Event::Evaluation { loss, .. } => progress.held_out_loss = Some(*loss),
+                Event::Drafted { kinds, .. } => progress.drafted = Some(kinds.clone()),
                 _ => {}
             }
         }
@@ -147,7 +150,9 @@ fn rows(record: &Record, events: &[Event], directory: &RunDirectory) -> Vec<(Str
     rows.extend(record.error.as_deref().map(|error| ("why", printable(error))));
     rows.push(("started", ago(record.started_at)));
     rows.extend(record.ended_at.map(|ended_at| ("ended", ago(ended_at))));
-    rows.push(("data", record.data.display().to_string()));
+    let data = record.data.as_ref().map(|data| data.display().to_string());
+    rows.push(("data", data.unwrap_or_else(|| "prompts of the command's own".to_owned())));
+    rows.extend(progress.drafted.iter().map(|kinds| ("right", words::drafted(kinds))));
     let options: Vec<_> = record.options.arguments().map(|it| quoted(&it.to_string_lossy())).collect();
     rows.push(("options", if options.is_empty() { "none".to_owned() } else { options.join(" ") }));
     rows.extend(progress.step.iter().map(|step| ("steps", words::share(step))));

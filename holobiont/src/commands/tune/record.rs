@@ -4,6 +4,7 @@
 //! run.json      what was asked for, how it stands, what came of it; replaced as a whole
 //! events.jsonl  what the trainer said, a line at a time
 //! trainer.log   what it said on stderr
+//! answers.jsonl of a draft, what the model said that it is to guess; asking.json: how it was asked
 //! checkpoints/  the trainer's, until the run is done
 //! lock          held while the run is under way
 //! ```
@@ -54,6 +55,15 @@ impl State {
     }
 }
 
+/// What is said of who answers the prompts of a draft.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Asks {
+    /// The model; else the base.
+    pub(super) model: Option<String>,
+    /// Tokens of an answer at most.
+    pub(super) answer_tokens: Option<u32>,
+}
+
 /// What `run.json` holds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Record {
@@ -61,8 +71,11 @@ pub(super) struct Record {
     pub(super) name: RunName,
     /// How it stands, as far as this was written; see [`Record::settled`].
     pub(super) state: State,
-    /// The training data.
-    pub(super) data: PathBuf,
+    /// The training data; nothing of a draft that learns from prompts of the command's own.
+    pub(super) data: Option<PathBuf>,
+    /// Of a draft, who is asked, and how.
+    #[serde(default)]
+    pub(super) asks: Asks,
     /// How is trained.
     pub(super) options: Options,
     /// Where the adapter is written.
@@ -127,6 +140,16 @@ impl RunDirectory {
     /// Where the trainer keeps what it needs to go on.
     pub(super) fn checkpoints(&self) -> PathBuf {
         self.0.join("checkpoints")
+    }
+
+    /// What the model said that a draft is to guess. A run that asks the same in the same way finds it.
+    pub(super) fn answers(&self) -> PathBuf {
+        self.0.join("answers.jsonl")
+    }
+
+    /// How it was asked.
+    pub(super) fn asking(&self) -> PathBuf {
+        self.0.join("asking.json")
     }
 
     /// What the trainer said on stderr.
@@ -220,7 +243,7 @@ impl Claim {
         Ok(EventLog(file))
     }
 
-    /// Forgets what an earlier run of this name left.
+    /// Forgets what an earlier run of this name left, but for answers, which cost time and are the same again.
     pub(super) fn clear(&self) -> io::Result<()> {
         self.forget_checkpoints()?;
         for path in [self.directory.events_path(), self.directory.trainer_log()] {
@@ -267,7 +290,8 @@ mod tests {
         Record {
             name: "pirate".parse().unwrap(),
             state: State::Running,
-            data: "/d.jsonl".into(),
+            data: Some("/d.jsonl".into()),
+            asks: Asks::default(),
             options: Options::default(),
             output: "/o".into(),
             replaces: None,

@@ -12,10 +12,11 @@ use settings::exit::in_one_line;
 use training_protocol::{Event, Outcome};
 
 use super::{
-    draft::{RunArguments, drafted},
     errors::TuneError,
     gateway, plot,
+    questions::Questions,
     record::{Claim, EventLog, Record, RunDirectory, State, now},
+    request::{RunArguments, requested},
     trainer::{self, Ending, Listener, Recipe, TRAINER},
     watch::Watch,
     words,
@@ -45,18 +46,25 @@ pub(super) fn run(
     let (is_resumed, is_dry, plot) = (arguments.resume, arguments.dry_run, arguments.plot.clone());
     let earlier = directory.record().map_err(keep(directory.path()))?;
     let place = gateway::look(&client, &arguments.name())?;
-    let record = drafted(arguments, earlier, place)?;
-    let mut command = command(&record, &directory, &executor);
+    let record = requested(arguments, earlier, place)?;
+    let questions = Questions::of(&record, &program, &client, terminal)?;
+    let mut command = command(&record, &directory, &executor, questions.as_ref());
     command.extend(is_resumed.then(|| "--resume".into()));
     if is_dry {
         command.push("--dry-run".into());
+        if questions.is_some_and(|questions| !questions.rehearse(&directory, terminal)) {
+            return Ok(());
+        }
         return rehearse(program, command, &record, terminal);
     }
     let claim = claimed(&directory, &record, is_resumed, terminal)?;
     let mut run = Run::new(record, claim, terminal).map_err(keep(directory.path()))?;
     let log = File::options().append(true).read(true).create(true).open(directory.trainer_log());
     let log = log.map_err(keep(&directory.trainer_log()))?;
-    let result = run.train(program, command, log).and_then(|outcome| run.serve(&client, &outcome));
+    let answered = questions.map_or(Ok(()), |questions| run.ask(&questions, &client));
+    let result = answered
+        .and_then(|()| run.train(program, command, log))
+        .and_then(|outcome| run.serve(&client, &outcome));
     let closed = run.close(&result).map_err(keep(directory.path()));
     let drawn = plot.map_or(Ok(()), |path| {
         let events = directory.events().map_err(keep(directory.path()))?;
@@ -66,11 +74,20 @@ pub(super) fn run(
 }
 
 /// The arguments of the trainer, for a run that begins.
-fn command(record: &Record, directory: &RunDirectory, executor: &Path) -> Vec<std::ffi::OsString> {
-    let checkpoints = directory.checkpoints();
+fn command(
+    record: &Record,
+    directory: &RunDirectory,
+    executor: &Path,
+    questions: Option<&Questions>,
+) -> Vec<std::ffi::OsString> {
+    let (checkpoints, answers) = (directory.checkpoints(), directory.answers());
+    let data = match questions {
+        Some(_) => &answers,
+        None => record.data.as_ref().expect("clap requires data unless a draft asks, or a run is resumed"),
+    };
     let paths = [
         ("--executor", executor),
-        ("--data", &record.data),
+        ("--data", data),
         ("--output", &record.output),
         ("--checkpoints", &checkpoints),
     ];
@@ -160,7 +177,7 @@ impl Listener for Ears {
 /// How it ended: well, or why not.
 fn conclude(ending: &Ending, heard: &Heard, record: &Record) -> Result<(), TuneError> {
     let code = ending.status.code();
-    let resume = format!("holobiont tune --name {} --resume", quoted(record.name.as_str()));
+    let resume = record.name.resume();
     if ending.asked || code.is_some_and(|code| STOPPED.contains(&code)) {
         return Err(TuneError::Stopped { checkpoint: heard.checkpoint, resume });
     }
@@ -199,6 +216,14 @@ impl Run {
             record,
             claim,
             terminal,
+        })
+    }
+
+    /// Has the model answer what a draft is to learn from.
+    fn ask(&mut self, questions: &Questions, client: &Client) -> Result<(), TuneError> {
+        let directory = self.claim.directory().clone();
+        questions.ask(&directory, &self.record.name.clone(), client, &mut |event| {
+            self.line(&serde_json::to_string(event)?)
         })
     }
 
@@ -246,7 +271,7 @@ impl Run {
     fn close(&mut self, result: &Result<(), TuneError>) -> io::Result<()> {
         self.record.state = match result {
             Ok(()) => State::Done,
-            Err(TuneError::Stopped { .. }) => State::Stopped,
+            Err(TuneError::Stopped { .. } | TuneError::AskingStopped { .. }) => State::Stopped,
             Err(_) => State::Failed,
         };
         self.record.error = result.as_ref().err().map(|error| in_one_line(error));
@@ -275,14 +300,18 @@ impl Listener for Run {
 mod tests {
     use std::{os::unix::process::ExitStatusExt as _, process::ExitStatus};
 
-    use super::{super::options::Options, *};
+    use super::{
+        super::{options::Options, record::Asks},
+        *,
+    };
 
     #[test]
     fn how_a_trainer_ended_says_how_its_run_did() {
         let record = Record {
             name: "a/b".parse().unwrap(),
             state: State::Running,
-            data: "data.jsonl".into(),
+            data: Some("data.jsonl".into()),
+            asks: Asks::default(),
             options: Options::default(),
             output: "out".into(),
             replaces: None,

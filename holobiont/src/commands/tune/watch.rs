@@ -14,6 +14,7 @@ const BETWEEN_LINES: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(super) struct Watch {
     terminal: Terminal,
+    asking: Option<Progress>,
     bar: Option<Progress>,
     held_out_loss: Option<f64>,
     last_line: Option<Instant>,
@@ -22,7 +23,7 @@ pub(super) struct Watch {
 impl Watch {
     /// Shows a run at `terminal`.
     pub(super) fn new(terminal: Terminal) -> Self {
-        Self { terminal, bar: None, held_out_loss: None, last_line: None }
+        Self { terminal, asking: None, bar: None, held_out_loss: None, last_line: None }
     }
 
     /// Shows what was said; `line` is the event as it came.
@@ -40,17 +41,21 @@ impl Watch {
                 self.held_out_loss = Some(*loss);
                 self.line(event);
             }
-            Event::Checkpoint { .. } => self.line(event),
+            Event::Checkpoint { .. } | Event::Drafted { .. } => self.line(event),
+            Event::Asked { prompts, of } => self.asked(*prompts, *of),
             // Said once it is served, or with the error that ends it all.
-            Event::Done(_) | Event::Failed { .. } | Event::Published { .. } | Event::Other => {}
+            Event::Done(_)
+            | Event::Failed { .. }
+            | Event::Published { .. }
+            | Event::Prompt(_)
+            | Event::Answered {}
+            | Event::Other => {}
         }
     }
 
     /// Nothing more comes.
     pub(super) fn end(&mut self) {
-        if let Some(bar) = &self.bar {
-            bar.abandon();
-        }
+        [&self.asking, &self.bar].into_iter().flatten().for_each(Progress::abandon);
     }
 
     fn step(&mut self, step: &Step) {
@@ -62,6 +67,22 @@ impl Watch {
         if is_due || step.step == step.steps {
             self.last_line = Some(Instant::now());
             self.line(&Event::Step(step.clone()));
+        }
+    }
+
+    fn asked(&mut self, prompts: u64, of: u64) {
+        if self.terminal.animates() {
+            let bar = self.asking.get_or_insert_with(|| self.terminal.progress("asking".into()));
+            bar.at_step(prompts, of, format!("{prompts} of {of} prompts"));
+            if prompts == of {
+                bar.finish();
+            }
+            return;
+        }
+        let is_due = self.last_line.is_none_or(|last| last.elapsed() >= BETWEEN_LINES);
+        if is_due || prompts == of {
+            self.last_line = Some(Instant::now());
+            self.line(&Event::Asked { prompts, of });
         }
     }
 

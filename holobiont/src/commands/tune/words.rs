@@ -1,6 +1,6 @@
 //! Figures of a run for people.
 
-use training_protocol::{Event, Outcome, Plan, Step};
+use training_protocol::{Correctness, Event, Outcome, Plan, Step};
 
 use crate::terminal::{
     printable,
@@ -41,6 +41,10 @@ pub(super) fn plan(plan: &Plan) -> Vec<(String, String)> {
         ),
         ("seed", plan.seed.to_string()),
     ];
+    if let Some(draft) = plan.draft {
+        let words = format!("{}, guesses one of {} tokens", counted(draft.layers, "block"), draft.tokens);
+        rows.push(("draft", words));
+    }
     if let Some(step) = plan.resumed_step {
         rows.push(("goes on", format!("after step {step}")));
     }
@@ -78,14 +82,27 @@ pub(super) fn event(event: &Event) -> Option<String> {
         Event::Problem { line, message } => format!("line {line}: {}", printable(message)),
         Event::Step(it) => format!("step {} of {}: {}", it.step, it.steps, step(it, None)),
         Event::Evaluation { step, loss } => format!("after step {step}: held out {loss:.3}"),
+        Event::Drafted { step, kinds } => format!("after step {step}: {}", drafted(kinds)),
+        Event::Asked { prompts, of } => format!("{prompts} of {of} prompts are answered"),
         Event::Checkpoint { step } => format!("after step {step}: checkpoint"),
         Event::Done(it) => format!("trained: {}", outcome(it)),
         Event::Published { generation } => {
             format!("served: generation {}", short_generation(&printable(generation)))
         }
         Event::Failed { message, .. } => format!("failed: {}", printable(message)),
-        Event::Other => return None,
+        Event::Prompt(_) | Event::Answered {} | Event::Other => return None,
     })
+}
+
+/// How often a draft is right: of all tokens, and of each kind of text.
+pub(super) fn drafted(kinds: &[Correctness]) -> String {
+    #[expect(clippy::cast_precision_loss, reason = "for people to read")]
+    let share = |right: u64, tokens: u64| format!("{:.3}", right as f64 / tokens.max(1) as f64);
+    let (right, tokens) =
+        kinds.iter().fold((0, 0), |(right, tokens), it| (right + it.right, tokens + it.tokens));
+    let of_kind = |it: &Correctness| format!("{} {}", printable(&it.kind), share(it.right, it.tokens));
+    let by_kind = kinds.iter().map(of_kind).collect::<Vec<_>>().join(", ");
+    format!("{} of {tokens} held-out tokens guessed right ({by_kind})", share(right, tokens))
 }
 
 /// What came of a run, in one line.

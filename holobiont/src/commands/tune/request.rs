@@ -7,7 +7,7 @@ use super::{
     gateway::Place,
     name::RunName,
     options::TrainingArguments,
-    record::{Record, State, now},
+    record::{Asks, Record, State, now},
 };
 use crate::deployment::running::ProcessId;
 
@@ -17,8 +17,8 @@ const TUNED: &str = "tuned";
 /// Arguments of a run.
 #[derive(Debug, clap::Args)]
 pub(super) struct RunArguments {
-    /// Training data, an example a line, in JSON
-    #[arg(value_name = "DATA", required_unless_present = "resume")]
+    /// Training data, an example a line, in JSON; of a draft, conversations whose prompts are asked [default: prompts of its own]
+    #[arg(value_name = "DATA", required_unless_present_any = ["resume", "draft"])]
     pub(super) data: Option<PathBuf>,
     /// What requests will call the adapter, and `tune show` the run
     #[arg(long, value_name = "NAME", required = true)]
@@ -35,6 +35,12 @@ pub(super) struct RunArguments {
     /// Draws the losses into FILE when the run ends
     #[arg(long, value_name = "FILE.svg")]
     pub(super) plot: Option<PathBuf>,
+    /// Of a draft: the model that it is to guess, the base or an adapter [default: the base]
+    #[arg(long, value_name = "NAME", requires = "draft")]
+    model: Option<String>,
+    /// Of a draft: tokens of an answer at most [default: 256]
+    #[arg(long, value_name = "N", requires = "draft", value_parser = clap::value_parser!(u32).range(1..))]
+    answer_tokens: Option<u32>,
     #[command(flatten)]
     pub(super) training: TrainingArguments,
 }
@@ -47,7 +53,7 @@ impl RunArguments {
 }
 
 /// What the run will be, as it will be kept.
-pub(super) fn drafted(
+pub(super) fn requested(
     arguments: RunArguments,
     earlier: Option<Record>,
     place: Place,
@@ -72,10 +78,16 @@ pub(super) fn drafted(
     let tuned = place.adapter_root.join(TUNED);
     let fresh = || tuned.join(format!("{}-{:08x}", name.file_name(), rand::random::<u32>()));
     let output = earlier.as_ref().map(|it| it.output.clone()).filter(|it| it.starts_with(&tuned));
-    let (old_data, old_options) = earlier.map(|it| (it.data, it.options)).unzip();
+    let (old, old_options) = earlier.map(|it| ((it.data, it.asks), it.options)).unzip();
+    let (old_data, old_asks): (Option<PathBuf>, Asks) = old.unwrap_or_default();
+    let asks = Asks {
+        model: arguments.model.or(old_asks.model),
+        answer_tokens: arguments.answer_tokens.or(old_asks.answer_tokens),
+    };
     Ok(Record {
         state: State::Running,
-        data: data.or(old_data).expect("clap requires data unless a run is resumed"),
+        data: data.or(old_data),
+        asks,
         options: options.over(old_options.unwrap_or_default()),
         output: output.unwrap_or_else(fresh),
         replaces,
@@ -117,7 +129,7 @@ mod tests {
     fn draft(line: &[&str], earlier: Option<&Record>, taken_by: Option<&str>) -> Result<Record, TuneError> {
         let arguments = Line::parse_from([&["tune", "--name", "a/b"], line].concat()).run;
         let place = Place { adapter_root: "/root".into(), taken_by: taken_by.map(str::to_owned) };
-        drafted(arguments, earlier.cloned(), place)
+        requested(arguments, earlier.cloned(), place)
     }
 
     const DATA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");

@@ -1,0 +1,335 @@
+//! Answers of the model that a draft is to guess, in tokens, each with the likeliest in its place; half of them greedy. What
+//! was answered is kept, in the order of the prompts, and is not asked again.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    io::{self, BufRead as _, BufReader, Write as _},
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+
+use serde::{Deserialize, Serialize, de::IgnoredAny};
+use serde_json::{Value, json};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use training_protocol::{Message, Prompt};
+
+use crate::{
+    client::{Client, ClientError},
+    terminal::stop_signals::StopSignals,
+};
+
+/// Prompts under way at once.
+const CALLERS: usize = 32;
+/// The likeliest tokens of each place that are noted: behind them hardly anything is left to learn from.
+const LIKELIEST: u32 = 8;
+/// The temperatures of a prompt's answers.
+const TEMPERATURES: [f64; 2] = [0.0, 0.7];
+/// How often, and how long after one another, a gateway that is busy is asked again.
+const ATTEMPTS: usize = 600;
+const BETWEEN_ATTEMPTS: Duration = Duration::from_secs(1);
+
+/// Whom is asked, and how. The same asked in the same way answers the same.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Asking {
+    /// As requests call it.
+    pub(super) model: String,
+    /// What it is: an adapter's generation, or the base's file.
+    pub(super) weights: String,
+    /// Tokens of an answer at most.
+    pub(super) max_tokens: u32,
+    /// Decides what is sampled.
+    pub(super) seed: u64,
+}
+
+/// How asking ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ended {
+    /// All prompts are answered.
+    Done,
+    /// Somebody wanted it to stop.
+    Stopped,
+}
+
+/// Why there are no answers.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum AskError {
+    /// The gateway did not answer one.
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    /// What it answered cannot be kept, or nobody could be asked.
+    #[error(transparent)]
+    Keep(#[from] io::Error),
+}
+
+/// A file of answers, and who gives them.
+#[derive(Debug)]
+pub(super) struct Answers<'a> {
+    /// Takes a line for each prompt.
+    pub(super) file: &'a Path,
+    /// Says how they were asked for.
+    pub(super) asking_file: &'a Path,
+    /// How they are.
+    pub(super) asking: &'a Asking,
+    /// What is asked.
+    pub(super) prompts: &'a [Prompt],
+}
+
+impl Answers<'_> {
+    /// How many of the prompts have been answered, the first ones.
+    pub(super) fn kept(&self) -> io::Result<usize> {
+        Ok(self.kept_lines()?.0)
+    }
+
+    /// The same, and their bytes.
+    fn kept_lines(&self) -> io::Result<(usize, u64)> {
+        let asked = fs::read(self.asking_file).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
+        if asked.as_ref() != Some(self.asking) {
+            return Ok((0, 0));
+        }
+        let mut lines = match File::open(self.file) {
+            Ok(file) => BufReader::new(file),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok((0, 0)),
+            Err(error) => return Err(error),
+        };
+        let (mut count, mut bytes, mut line) = (0, 0, Vec::new());
+        while let Some(prompt) = self.prompts.get(count) {
+            line.clear();
+            let length = lines.read_until(b'\n', &mut line)?;
+            if line.last() != Some(&b'\n')
+                || !serde_json::from_slice(&line).is_ok_and(|kept: Kept| kept.is_of(prompt))
+            {
+                break;
+            }
+            (count, bytes) = (count + 1, bytes + length as u64);
+        }
+        Ok((count, bytes))
+    }
+
+    /// Asks `client` what has not been answered; `told` hears how many have. The first stop signal ends it.
+    pub(super) fn ask(
+        &self,
+        client: &Client,
+        told: &mut dyn FnMut(usize) -> io::Result<()>,
+    ) -> Result<Ended, AskError> {
+        let (kept, bytes) = self.kept_lines()?;
+        let mut file = File::options().write(true).create(true).truncate(false).open(self.file)?;
+        file.set_len(bytes)?;
+        io::Seek::seek(&mut file, io::SeekFrom::End(0))?;
+        fs::write(self.asking_file, serde_json::to_vec_pretty(self.asking).map_err(io::Error::from)?)?;
+        told(kept)?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let ended = runtime.block_on(self.collect(client, kept, &mut file, told));
+        file.sync_all()?;
+        ended
+    }
+
+    async fn collect(
+        &self,
+        client: &Client,
+        kept: usize,
+        file: &mut File,
+        told: &mut dyn FnMut(usize) -> io::Result<()>,
+    ) -> Result<Ended, AskError> {
+        let mut signals = StopSignals::new()?;
+        let (client, hang_up) = client.apart();
+        let (mut answered, asked) = self.start(&client, kept)?;
+        let mut collected = Collected { next: kept, waiting: BTreeMap::new() };
+        let ended = loop {
+            let answer = tokio::select! {
+                answer = answered.recv() => answer,
+                _ = signals.next() => break Ok(Ended::Stopped),
+            };
+            match answer {
+                None => break Ok(Ended::Done),
+                Some((_, Err(error))) => break Err(error.into()),
+                Some((number, Ok(line))) => collected.add(number, line, file, told)?,
+            }
+        };
+        asked.is_over.store(true, Ordering::Relaxed);
+        hang_up.hang_up();
+        ended
+    }
+
+    /// Starts whoever asks; what is answered comes with the prompt's number.
+    fn start(&self, client: &Client, kept: usize) -> io::Result<(UnboundedReceiver<Answered>, Arc<Queue>)> {
+        let queue = Arc::new(Queue {
+            asking: self.asking.clone(),
+            prompts: self.prompts.to_vec(),
+            next: AtomicUsize::new(kept),
+            is_over: AtomicBool::new(false),
+        });
+        let (answers, answered) = unbounded_channel();
+        for _ in 0..CALLERS.min(self.prompts.len() - kept) {
+            let (queue, client, answers) = (Arc::clone(&queue), client.clone(), answers.clone());
+            thread::Builder::new().name("asks".to_owned()).spawn(move || queue.work(&client, &answers))?;
+        }
+        Ok((answered, queue))
+    }
+}
+
+/// Of a line that is kept, what was asked.
+#[derive(Deserialize)]
+struct Kept {
+    kind: String,
+    messages: Vec<Message>,
+    #[serde(rename = "answers")]
+    _answers: Vec<IgnoredAny>,
+}
+
+impl Kept {
+    fn is_of(&self, prompt: &Prompt) -> bool {
+        self.kind == prompt.kind && self.messages == prompt.messages
+    }
+}
+
+/// A prompt's number, and its line.
+type Answered = (usize, Result<String, ClientError>);
+
+/// Lines that come in any order, and go into a file in theirs.
+struct Collected {
+    next: usize,
+    waiting: BTreeMap<usize, String>,
+}
+
+impl Collected {
+    fn add(
+        &mut self,
+        number: usize,
+        line: String,
+        file: &mut File,
+        told: &mut dyn FnMut(usize) -> io::Result<()>,
+    ) -> io::Result<()> {
+        self.waiting.insert(number, line);
+        while let Some(line) = self.waiting.remove(&self.next) {
+            file.write_all(line.as_bytes())?;
+            self.next += 1;
+            told(self.next)?;
+        }
+        Ok(())
+    }
+}
+
+/// Prompts that nobody has taken yet.
+#[derive(Debug)]
+struct Queue {
+    asking: Asking,
+    prompts: Vec<Prompt>,
+    next: AtomicUsize,
+    is_over: AtomicBool,
+}
+
+impl Queue {
+    fn work(&self, client: &Client, answers: &UnboundedSender<Answered>) {
+        while !self.is_over.load(Ordering::Relaxed) {
+            let number = self.next.fetch_add(1, Ordering::Relaxed);
+            let Some(prompt) = self.prompts.get(number) else { return };
+            let line = self.line(client, number, prompt);
+            // Nobody listens once it is over.
+            if answers.send((number, line)).is_err() {
+                return;
+            }
+        }
+    }
+
+    /// What a prompt was answered, as a line of data.
+    fn line(&self, client: &Client, number: usize, prompt: &Prompt) -> Result<String, ClientError> {
+        let answers = TEMPERATURES.map(|temperature| self.answer(client, number, prompt, temperature));
+        let answers = answers.into_iter().collect::<Result<Vec<_>, _>>()?;
+        let line = json!({ "kind": prompt.kind, "messages": prompt.messages, "answers": answers });
+        Ok(format!("{line}\n"))
+    }
+
+    fn answer(
+        &self,
+        client: &Client,
+        number: usize,
+        prompt: &Prompt,
+        temperature: f64,
+    ) -> Result<Value, ClientError> {
+        let Asking { model, max_tokens, seed, .. } = &self.asking;
+        let body = json!({
+            "model": model,
+            "messages": prompt.messages,
+            "max_tokens": max_tokens,
+            "temperature": temperature,
+            // Each prompt has its own, and all are below 2^53.
+            "seed": (seed % (1 << 21)) << 32 | number as u64,
+            "logprobs": true,
+            "top_logprobs": LIKELIEST,
+            "return_tokens_as_token_ids": true,
+        });
+        let text = patiently(|| client.post_text("/v1/chat/completions", &body))?;
+        let completion: Completion = serde_json::from_str(&text).map_err(ClientError::Garbled)?;
+        let said = completion.choices.into_iter().next().map(|choice| choice.logprobs.content);
+        Ok(as_answer(temperature, &said.unwrap_or_default()))
+    }
+}
+
+/// Asks again as long as the gateway is full.
+fn patiently(ask: impl Fn() -> Result<String, ClientError>) -> Result<String, ClientError> {
+    for _ in 1..ATTEMPTS {
+        match ask() {
+            Err(ClientError::Refused { status: 429 | 503, .. }) => thread::sleep(BETWEEN_ATTEMPTS),
+            other => return other,
+        }
+    }
+    ask()
+}
+
+#[derive(Deserialize)]
+struct Completion {
+    choices: Vec<Choice>,
+}
+
+#[derive(Deserialize)]
+struct Choice {
+    logprobs: Logprobs,
+}
+
+#[derive(Deserialize)]
+struct Logprobs {
+    content: Vec<Token>,
+}
+
+#[derive(Deserialize)]
+struct Token {
+    token: TokenId,
+    #[serde(default)]
+    logprob: f64,
+    #[serde(default)]
+    top_logprobs: Vec<Token>,
+}
+
+/// A token that is called by its number.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(try_from = "String")]
+struct TokenId(u32);
+
+impl TryFrom<String> for TokenId {
+    type Error = String;
+
+    fn try_from(name: String) -> Result<Self, String> {
+        let id = name.strip_prefix("token_id:").and_then(|id| id.parse().ok());
+        id.map(Self)
+            .ok_or_else(|| format!("'{name}' is not the number of a token: this gateway is an older one"))
+    }
+}
+
+/// Tokens as the trainer takes them. Three digits of a logarithm are more than a draft can learn.
+fn as_answer(temperature: f64, said: &[Token]) -> Value {
+    let rounded = |logprob: f64| (logprob.min(0.0) * 1000.0).round() / 1000.0;
+    let likely = |token: &Token| -> Vec<(u32, f64)> {
+        token.top_logprobs.iter().map(|other| (other.token.0, rounded(other.logprob))).collect()
+    };
+    json!({
+        "temperature": temperature,
+        "tokens": said.iter().map(|token| token.token.0).collect::<Vec<_>>(),
+        "likely": said.iter().map(likely).collect::<Vec<_>>(),
+    })
+}

@@ -1,0 +1,112 @@
+//! What the model is asked that a draft is to guess: the prompts of data, or those that come with the command.
+
+use std::{
+    fs::File,
+    io::{self, Seek as _, Write as _},
+    path::{Path, PathBuf},
+    process::Stdio,
+};
+
+use training_protocol::{Event, Prompt};
+
+use super::{
+    errors::TuneError,
+    trainer::{self, Listener, Recipe, TRAINER},
+    watch::Watch,
+};
+use crate::{deployment::running::ProcessId, exit::Exit, terminal::Terminal};
+
+/// Prompts of several kinds, for those who have none.
+const SHIPPED: &str = include_str!("../../../../examples/drafts/prompts.jsonl");
+
+/// What data ask.
+#[derive(Debug)]
+pub(super) enum Asked {
+    /// These.
+    Prompts(Vec<Prompt>),
+    /// Nothing: they are answers.
+    Answered,
+}
+
+/// Lets the trainer read the prompts of `data`; without any, those that come with the command.
+pub(super) fn read(program: PathBuf, data: Option<&Path>, terminal: Terminal) -> Result<Asked, TuneError> {
+    let stdin = match data {
+        Some(path) => {
+            File::open(path).map_err(|source| TuneError::Input { path: path.to_owned(), source })?
+        }
+        None => shipped().map_err(TuneError::Run)?,
+    };
+    let log = tempfile::tempfile().map_err(TuneError::Run)?;
+    let recipe = Recipe { program, arguments: vec!["prompts".into()], stdin: Stdio::from(stdin), log };
+    let mut ears = Ears { watch: Watch::new(terminal), faults: 0, prompts: Vec::new(), is_answered: false };
+    let ending = trainer::run(recipe, &mut ears).map_err(TuneError::Run)?;
+    if ending.status.success() {
+        return Ok(if ears.is_answered { Asked::Answered } else { Asked::Prompts(ears.prompts) });
+    }
+    if ears.faults > 0 {
+        return Err(TuneError::Data { data: data.map(Path::to_owned), faults: ears.faults });
+    }
+    Err(TuneError::Trainer {
+        said: ending.last_words.unwrap_or_else(|| format!("{TRAINER} ended: {}", ending.status)),
+        exit: Exit::of_code(ending.status.code()),
+        resume: None,
+    })
+}
+
+/// A file with the prompts that come with the command.
+fn shipped() -> io::Result<File> {
+    let mut file = tempfile::tempfile()?;
+    file.write_all(SHIPPED.as_bytes())?;
+    file.rewind()?;
+    Ok(file)
+}
+
+/// Hears prompts.
+struct Ears {
+    watch: Watch,
+    faults: usize,
+    prompts: Vec<Prompt>,
+    is_answered: bool,
+}
+
+impl Listener for Ears {
+    fn started(&mut self, _: ProcessId) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn line(&mut self, line: &str) -> io::Result<()> {
+        match training_protocol::parse(line) {
+            Event::Prompt(prompt) => self.prompts.push(prompt),
+            Event::Answered {} => self.is_answered = true,
+            event @ Event::Problem { .. } => {
+                self.faults += 1;
+                self.watch.show(&event, line);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use serde_json::Value;
+
+    use super::*;
+
+    #[test]
+    fn the_prompts_that_come_with_the_command_are_of_several_kinds_and_no_two_are_the_same() {
+        let mut kinds: BTreeMap<String, usize> = BTreeMap::new();
+        let mut asked: Vec<String> = Vec::new();
+        for line in SHIPPED.lines() {
+            let line: Value = serde_json::from_str(line).unwrap();
+            *kinds.entry(line["kind"].as_str().unwrap().to_owned()).or_default() += 1;
+            asked.push(line["messages"][0]["content"].as_str().unwrap().to_owned());
+        }
+        assert!(["chat", "code", "json", "summary"].iter().all(|kind| kinds[*kind] >= 30), "{kinds:?}");
+        asked.sort_unstable();
+        assert!(asked.windows(2).all(|pair| pair[0] != pair[1]));
+    }
+}

@@ -1,0 +1,106 @@
+//! What a model said to prompts, and what else it might have said: what a draft of it learns from.
+//!
+//! ```text
+//! {"kind": "code", "messages": [...], "answers": [{"temperature": 0, "tokens": [5, 9], "likely": [[[5, -0.1], [7, -2.5]], ...]}]}
+//! ```
+
+use serde::Deserialize;
+
+use super::{Example, fault::Fault, fields::Fields, sample::Message};
+
+/// The kind of a text of which none is said.
+const ANY_KIND: &str = "text";
+
+/// Most bytes of a kind's name.
+const MAX_KIND_BYTES: usize = 64;
+
+/// A temperature at which the likeliest token is said.
+const GREEDY: f32 = 0.0;
+
+/// An answer to a prompt, in tokens.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Said {
+    /// Prompt and answer; the answer counts.
+    pub example: Example,
+    /// For each token of the answer the likeliest in its place, with their probabilities; nothing, if that was not noted.
+    pub likely: Vec<Vec<(u32, f32)>>,
+    /// The kind of text, as `code`.
+    pub kind: String,
+    /// Whether each token was the likeliest.
+    pub is_greedy: bool,
+}
+
+/// The kind of text that a line says it is.
+pub(super) fn kind_of_text(line: &mut Fields) -> Result<String, Fault> {
+    let kind = line.text("kind")?.unwrap_or_else(|| ANY_KIND.to_owned());
+    if kind.len() > MAX_KIND_BYTES {
+        return Err(Fault::KindTooLong { limit: MAX_KIND_BYTES });
+    }
+    Ok(kind)
+}
+
+/// The answers of a line.
+#[derive(Debug, PartialEq)]
+pub(super) struct Answers {
+    pub(super) asked: Vec<Message>,
+    kind: String,
+    answers: Vec<Answer>,
+}
+
+#[derive(Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Answer {
+    temperature: f32,
+    tokens: Vec<u32>,
+    /// Tokens and their log-probabilities.
+    #[serde(default)]
+    likely: Vec<Vec<(u32, f32)>>,
+}
+
+impl Answers {
+    /// Those of a line to the messages `asked`.
+    pub(super) fn read(asked: Vec<Message>, line: &mut Fields) -> Result<Self, Fault> {
+        let kind = kind_of_text(line)?;
+        let wrong = |error: serde_json::Error| Fault::Answers(format!("'answers': {error}"));
+        let answers: Vec<Answer> = serde_json::from_value(line.required("answers")?).map_err(wrong)?;
+        if answers.is_empty() || answers.iter().any(|answer| answer.tokens.is_empty()) {
+            return Err(Fault::Empty { field: line.path("answers") });
+        }
+        Ok(Self { asked, kind, answers })
+    }
+
+    /// The same behind the tokens of the prompt, of a model that knows `vocabulary` tokens.
+    pub(super) fn encode(&self, line: usize, prompt: &[u32], vocabulary: usize) -> Result<Vec<Said>, Fault> {
+        self.answers.iter().map(|answer| self.said(line, prompt, answer, vocabulary)).collect()
+    }
+
+    fn said(&self, line: usize, prompt: &[u32], answer: &Answer, vocabulary: usize) -> Result<Said, Fault> {
+        let Answer { temperature, tokens, likely } = answer;
+        let all = tokens.iter().chain(likely.iter().flatten().map(|(token, _)| token));
+        if let Some(token) = all.into_iter().find(|&&token| token as usize >= vocabulary) {
+            return Err(Fault::Answers(format!("the model has no token {token}")));
+        }
+        if prompt.is_empty() {
+            return Err(Fault::TooShort);
+        }
+        if !likely.is_empty() && likely.len() != tokens.len() {
+            return Err(Fault::Answers("'likely' must have one list for each token".to_owned()));
+        }
+        if likely.iter().flatten().any(|(_, log)| log.is_nan() || *log > 0.0) {
+            return Err(Fault::Answers("'likely' must hold log-probabilities".to_owned()));
+        }
+        let probable =
+            |place: &Vec<(u32, f32)>| place.iter().map(|&(token, log)| (token, log.exp())).collect();
+        let example = Example {
+            line,
+            tokens: [prompt, tokens].concat(),
+            weights: [vec![0.0; prompt.len() - 1], vec![1.0; tokens.len()]].concat(),
+        };
+        Ok(Said {
+            example,
+            likely: likely.iter().map(probable).collect(),
+            kind: self.kind.clone(),
+            is_greedy: *temperature == GREEDY,
+        })
+    }
+}
