@@ -329,7 +329,11 @@ fn with_json_every_line_is_an_event_and_errors_are_json_too() {
     assert_eq!(runs["runs"][0]["name"], "new");
 }
 
-/// The tokens that a line of answers has for each of them.
+fn done(ended: &Ended) {
+    assert_eq!(ended.status.code(), Some(0), "{}", ended.err);
+}
+
+/// What a file of answers was asked, and what was answered.
 fn answers(path: &Path) -> Vec<(String, Vec<Value>)> {
     let of_line = |line: &str| {
         let line: Value = serde_json::from_str(line).unwrap();
@@ -358,7 +362,7 @@ fn a_draft_learns_what_the_model_answers_and_what_was_answered_is_not_asked_agai
         "--seed",
         "4",
     ];
-    training.run(&line).ok();
+    done(&training.run(&line));
     let bodies = asked(&training);
     assert_eq!(bodies.len(), 6);
     assert!(bodies.iter().all(|body| {
@@ -382,12 +386,12 @@ fn a_draft_learns_what_the_model_answers_and_what_was_answered_is_not_asked_agai
     let whole = text(&path);
     let half = whole.len() - whole.lines().last().unwrap().len() / 2;
     fs::write(&path, &whole[..half]).unwrap();
-    training.run(&[&line[..], &["--replace", "--draft-layers", "3"]].concat()[..]).ok();
+    done(&training.run(&[&line[..], &["--replace", "--rank", "3"]].concat()));
     assert_eq!(asked(&training).len(), 8);
     assert_eq!(text(&path), whole);
     // Who asks otherwise gets other answers.
-    let dry =
-        training.run(&[&line[..], &["--replace", "--dry-run", "--answer-tokens", "7"]].concat()[..]).ok();
+    let dry = training.run(&[&line[..], &["--replace", "--dry-run", "--model", "pirate"]].concat());
+    done(&dry);
     assert!(dry.out.contains("3, of which 0 are answered"), "{}", dry.out);
     assert_eq!(asked(&training).len(), 8, "a rehearsal asks nothing");
 }
@@ -396,13 +400,12 @@ fn a_draft_learns_what_the_model_answers_and_what_was_answered_is_not_asked_agai
 fn a_draft_may_learn_from_answers_that_there_are_and_of_a_model_that_is_served_alone() {
     let training = Training::new();
     fs::write(training.stage.home.path().join("said.jsonl"), "{\"answers\": []}\n").unwrap();
-    training.run(&["said.jsonl", "--name", "quick", "--draft"]).ok();
+    done(&training.run(&["said.jsonl", "--name", "quick", "--draft"]));
     assert!(training.starts().join("\n").contains("said.jsonl"));
-    let unknown = training.run(&["said.jsonl", "--name", "other", "--draft", "--model", "nobody"]);
-    unknown.ok();
+    done(&training.run(&["said.jsonl", "--name", "second", "--draft", "--model", "nobody"]));
     let ended = training.run(&["data.jsonl", "--name", "third", "--draft", "--model", "nobody"]);
-    assert_eq!(ended.code, 3, "{}", ended.err);
+    assert_eq!(ended.status.code(), Some(3), "{}", ended.err);
     assert!(ended.err.contains("no model called nobody is served"), "{}", ended.err);
     let without = training.run(&["data.jsonl", "--name", "fourth", "--draft-layers", "2"]);
-    assert_eq!(without.code, 2, "{}", without.err);
+    assert_eq!(without.status.code(), Some(2), "{}", without.err);
 }
