@@ -17,7 +17,7 @@ use client::cli::{
     terminal::{Format, Terminal},
 };
 use model::{
-    adapter::{Adapter, Method},
+    adapter::{AnyAdapter, Method},
     shape::config::ModelConfig,
 };
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -112,7 +112,7 @@ pub(super) fn run(arguments: &RunArguments) -> Result<End, TunerError> {
                 arguments.save_dtype,
                 job.draft.as_ref().map_or(&[], |draft| &draft.shortlist),
             )?;
-            let written = Adapter::read(&arguments.output, &config)?;
+            let written = AnyAdapter::read(&arguments.output, &config)?.into_adapter();
             let (generation, seconds) = (written.generation.to_string(), begun.elapsed().as_secs_f64());
             print(&Event::Done(Outcome { steps, loss, held_out_loss, generation, seconds }))?;
             Ok(End::Exit(Exit::Ok))
@@ -132,7 +132,7 @@ fn beginning(arguments: &RunArguments, config: &ModelConfig) -> Result<Beginning
         what: "only an adapter in PEFT's format can be trained further; its adapter_config.json cannot be read",
         source,
     })?;
-    let adapter = Adapter::read(from, config)?;
+    let adapter = AnyAdapter::read(from, config)?.into_adapter();
     let shape = Shape::like(&adapter.method);
     let start = Start::From(adapter.generation.to_string());
     Ok(Beginning { start, shape, method: adapter.method, options })
