@@ -464,8 +464,6 @@ fn broken_files_are_refused() {
     assert_says(Adapter::read(directory.path(), &tiny()), &["not a regular file"]);
 }
 
-/// The same adapter as a GGUF file for llama.cpp.
-
 /// A draft of one layer of two: q and the head.
 fn draft_entries(ids: Option<&[i64]>) -> Entries {
     let ids = ids.map(|ids| {
@@ -475,7 +473,7 @@ fn draft_entries(ids: Option<&[i64]>) -> Entries {
     pairs(&[(0, Target::Q, 4), (0, Target::LmHead, 4)]).into_iter().chain(ids).collect()
 }
 
-fn draft_config(draft: Value) -> Value {
+fn draft_config(draft: &Value) -> Value {
     config_with(&json!({ "target_modules": ["q_proj", "lm_head"], "holobiont_draft": draft }))
 }
 
@@ -485,7 +483,7 @@ fn read_any(config: &Value, entries: &Entries) -> Result<AnyAdapter, AdapterErro
 
 #[test]
 fn a_draft_says_what_it_computes_and_is_none_for_whoever_wants_answers() {
-    let config = draft_config(json!({ "layers": 1 }));
+    let config = draft_config(&json!({ "layers": 1 }));
     let generations = [None, Some(&[0, 2, 5][..]), Some(&[0, 2, 6])].map(|ids| {
         let AnyAdapter::Drafts(draft) = read_any(&config, &draft_entries(ids)).unwrap() else {
             panic!("a draft")
@@ -507,7 +505,7 @@ fn a_draft_says_what_it_computes_and_is_none_for_whoever_wants_answers() {
         &pairs(&[(0, Target::Q, 4), (1, Target::Q, 4), (0, Target::LmHead, 4)]),
     );
     let more = read_any(
-        &draft_config(json!({ "layers": 2 })),
+        &draft_config(&json!({ "layers": 2 })),
         &pairs(&[(0, Target::Q, 4), (1, Target::Q, 4), (0, Target::LmHead, 4)]),
     );
     let mut all: Vec<_> = generations
@@ -523,7 +521,7 @@ fn a_draft_says_what_it_computes_and_is_none_for_whoever_wants_answers() {
 
 #[test]
 fn a_draft_that_cannot_be_meant_is_refused_by_name() {
-    let of = |draft: Value, entries: &Entries| read_any(&draft_config(draft), entries);
+    let of = |draft: Value, entries: &Entries| read_any(&draft_config(&draft), entries);
     for layers in [0, 3] {
         let refused = of(json!({ "layers": layers }), &draft_entries(None));
         assert_says(refused, &[&format!("a draft of {layers} layers cannot be"), "the base has 2"]);
@@ -545,6 +543,7 @@ fn a_draft_that_cannot_be_meant_is_refused_by_name() {
     assert_says(read_any(&ia3, &Vec::new()), &["holobiont_draft", "not supported"]);
 }
 
+/// The same adapter as a GGUF file for llama.cpp.
 fn gguf() -> GgufWriter {
     let mut writer = GgufWriter::default()
         .text("general.type", "adapter")

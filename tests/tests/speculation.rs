@@ -6,6 +6,7 @@
 //! executor dies.
 
 use std::{
+    path::Path,
     sync::{Arc, Mutex, Weak},
     thread,
 };
@@ -185,10 +186,12 @@ fn one_that_dies_in_the_middle_of_a_sweep_is_redone_with_the_same_bits() {
 }
 
 /// A base that is drafted for by a model as large as itself, slowed down until that is worth it.
-fn slowed(draft: &str) -> (Deployment, Places) {
+fn slowed(draft: &str, adapters: &Path) -> (Deployment, Places) {
     let places = Places::new();
     places.arm("executor.before_step", "slow 150");
-    (Plan::with_examples().cores(2).mortal(&places).set("DRAFT", draft).start(), places)
+    let root = adapters.display().to_string();
+    let plan = Plan::with_examples().cores(2).mortal(&places).set("DRAFT", draft).set("ADAPTER_ROOT", &root);
+    (plan.start(), places)
 }
 
 #[test]
@@ -200,17 +203,17 @@ fn drafts_that_are_models_change_no_answer() {
         let asks: Vec<_> = MODELS.into_iter().flat_map(of_model).collect();
         let expected = one_after_the_other(&plain().client, &asks);
         let draft = tempfile::tempdir().expect("a directory");
-        direct_adapters::write_draft(30, draft.path());
+        let guesses = draft.path().join("guesses");
+        direct_adapters::write_draft(30, &guesses);
         for (way, setting) in
             [("model", fixtures::model().display().to_string()), ("self", "self".to_owned())]
         {
-            let (deployment, _places) = slowed(&setting);
+            let (deployment, _places) = slowed(&setting, draft.path());
             let client = &deployment.client;
             if way == "self" {
-                client.load("guesses", draft.path());
-                let (status, message) = client.refusal(&Ask::new("guesses", prompt.clone(), 4));
-                assert_eq!(status, 400);
-                assert!(message.contains("'guesses' is a draft: it answers nobody"), "{message}");
+                client.load("guesses", &guesses);
+                let refused = client.refusal(&Ask::new("guesses", prompt.clone(), 4));
+                assert_eq!(refused, (400, "invalid_value".to_owned()));
             }
             assert_eq!(one_after_the_other(client, &asks), expected);
             assert_eq!(together(client, &asks), expected);

@@ -197,7 +197,7 @@ fn templates_of_known_models_give_what_a_request_would_send_and_an_end() {
 
 #[test]
 fn what_a_model_said_is_learned_token_for_token_behind_its_prompt() {
-    let model = Model::new(support::CHATML);
+    let model = Model::new(CHATML);
     let line = json!({
         "kind": "code", "messages": [{"role": "user", "content": "a"}],
         "answers": [
@@ -205,9 +205,7 @@ fn what_a_model_said_is_learned_token_for_token_behind_its_prompt() {
             {"temperature": 0.7, "tokens": [99]},
         ],
     });
-    let Items::Said(said) = model.read(&support::file(&[line.clone(), line])).unwrap().items else {
-        panic!()
-    };
+    let Items::Said(said) = model.read(&file(&[line.clone(), line])).unwrap().items else { panic!() };
     assert_eq!(said.iter().map(|said| said.example.line).collect::<Vec<_>>(), [1, 1, 2, 2]);
     assert_eq!(
         model.shown(&said[0].example),
@@ -222,7 +220,7 @@ fn what_a_model_said_is_learned_token_for_token_behind_its_prompt() {
 
 #[test]
 fn what_no_model_can_have_said_is_refused() {
-    let model = Model::new(support::CHATML);
+    let model = Model::new(CHATML);
     let fault = |answer: Value| {
         model.fault(&json!({"messages": [{"role": "user", "content": "a"}], "answers": [answer]}))
     };
@@ -247,7 +245,7 @@ fn asked(lines: &[Value]) -> Vec<String> {
             prompt.messages.iter().map(|(role, content)| format!("{role}: {content}")).collect();
         format!("{} | {}", prompt.kind, said.join(" / "))
     };
-    match data::prompts(support::file(lines).as_bytes(), &Limits::default()).unwrap() {
+    match data::prompts(file(lines).as_bytes(), &Limits::default()).unwrap() {
         Asked::Prompts(prompts) => prompts.into_iter().map(told).collect(),
         Asked::Answered => vec!["answered".to_owned()],
     }
@@ -277,7 +275,7 @@ fn prompts_are_what_comes_before_each_answer_of_the_assistant() {
     assert_eq!(asked(&[better]), ["text | user: a"]);
     assert_eq!(asked(&[json!({"messages": [message("user", "a")], "answers": []})]), ["answered"]);
     for nothing in [json!({"text": "t"}), json!({"messages": [message("assistant", "a")]})] {
-        let error = data::prompts(support::file(&[nothing]).as_bytes(), &Limits::default()).unwrap_err();
+        let error = data::prompts(file(&[nothing]).as_bytes(), &Limits::default()).unwrap_err();
         assert!(error.to_string().contains("no prompt that the model could answer"), "{error}");
     }
 }

@@ -1,8 +1,10 @@
-//! Batches of sequences forward, and gradients of what they lose.
+//! Batches of sequences forward, and gradients of what they lose. `rows`: sequences laid out for a pass.
+
+mod rows;
 
 use std::{cell::RefCell, io, sync::Arc};
 
-use ids::{BlockId, Generation};
+use ids::Generation;
 use kernels::{
     Isa, Pool,
     attention::KvShape,
@@ -10,13 +12,14 @@ use kernels::{
     lora::{LayoutError, LoraPrecision},
 };
 
+use self::rows::{batch, blocks, tape};
 use super::{
     dropout::{Dropout, Dropping, RowDropouts},
     error::TrainError,
     head::{Head, HeadRoom, Loss, Prediction, tiles},
     pass::{Reverse, Room},
     place::Place,
-    tape::{Keep, LayerNotes, Notes, NotingDeltas, NotingKv, Tape, TargetRow, stand},
+    tape::{Keep, LayerNotes, Notes, NotingDeltas, NotingKv, Tape, stand},
     turns::Turn,
 };
 use crate::{
@@ -27,9 +30,7 @@ use crate::{
         batch::{BatchDeltas, DeltaScratch},
         prepared::PreparedAdapter,
     },
-    forward::{
-        BLOCK_TOKENS, Frame, LogitRows, ReverseLayers, Scratch, SequenceSlice, lay_out, run, run_block,
-    },
+    forward::{BLOCK_TOKENS, Frame, ReverseLayers, Scratch, SequenceSlice, lay_out, run, run_block},
     shape::config::ModelConfig,
 };
 
@@ -384,49 +385,4 @@ struct PassParts<'a> {
     model: &'a Frame,
     compute: &'a mut Compute,
     scratch: &'a mut Scratch<Compute>,
-}
-
-/// Lays out the rows of `examples`.
-fn tape(learner: &Learner, examples: &[Example<'_>]) -> Tape {
-    let virtual_tokens = learner.prepared.virtual_tokens();
-    let mut tape = Tape::default();
-    let mut first = 0;
-    for (sequence, example) in examples.iter().enumerate() {
-        let rows = first + virtual_tokens..;
-        let targets = rows.zip(example.targets).filter_map(|(row, target)| Some((row, (*target)?)));
-        tape.targets.extend(targets.map(|(row, token)| TargetRow { row, token, sequence }));
-        let count = virtual_tokens + example.tokens.len();
-        // Virtual tokens may be any.
-        let tokens = std::iter::repeat_n(0, virtual_tokens).chain(example.tokens.iter().copied());
-        tape.tokens.push(tokens.collect());
-        tape.sequences.push(SequenceRows { first, count });
-        tape.dropouts.extend(example.dropout);
-        first += count;
-    }
-    tape
-}
-
-/// Blocks for the keys and values of each sequence.
-fn blocks(sequences: &[SequenceRows]) -> Vec<Vec<BlockId>> {
-    let mut next = 0..;
-    let of =
-        |rows: &SequenceRows| next.by_ref().take(rows.count.div_ceil(BLOCK_TOKENS)).map(BlockId).collect();
-    sequences.iter().map(of).collect()
-}
-
-fn batch<'a>(
-    tape: &'a Tape,
-    blocks: &'a [Vec<BlockId>],
-    learner: &'a Learner,
-) -> Vec<SequenceSlice<'a, PreparedAdapter>> {
-    let (adapter, logits) = (Some(&learner.prepared), LogitRows::None);
-    let slice = |(tokens, blocks): (&'a Vec<u32>, &'a Vec<BlockId>)| SequenceSlice {
-        tokens,
-        start: 0,
-        blocks,
-        trunk: &[],
-        adapter,
-        logits,
-    };
-    tape.tokens.iter().zip(blocks).map(slice).collect()
 }

@@ -17,7 +17,7 @@ use client::cli::{
     terminal::{Format, Terminal},
 };
 use model::{
-    adapter::{Adapter, Method},
+    adapter::{Adapter, AnyAdapter, Method},
     shape::config::ModelConfig,
 };
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -112,8 +112,9 @@ pub(super) fn run(arguments: &RunArguments) -> Result<End, TunerError> {
                 arguments.save_dtype,
                 job.draft.as_ref().map_or(&[], |draft| &draft.shortlist),
             )?;
-            let written = Adapter::read(&arguments.output, &config)?;
-            let (generation, seconds) = (written.generation.to_string(), begun.elapsed().as_secs_f64());
+            let written = AnyAdapter::read(&arguments.output, &config)?;
+            let (generation, seconds) =
+                (written.adapter().generation.to_string(), begun.elapsed().as_secs_f64());
             print(&Event::Done(Outcome { steps, loss, held_out_loss, generation, seconds }))?;
             Ok(End::Exit(Exit::Ok))
         }
@@ -178,9 +179,7 @@ fn draft(plan: &Plan, course: &Course, rented: &Rented) -> Result<Option<Draft>,
         (Some(_), _) => refused(
             "a draft learns what a model said, and the data do not tell that: let `holobiont tune --draft` ask it",
         ),
-        (None, Items::Said(_)) => refused(
-            "what a model said teaches drafts alone: say how many blocks the draft has, by --draft-layers",
-        ),
+        (None, Items::Said(_)) => refused("what a model said teaches drafts alone: add --draft"),
         (None, _) => Ok(None),
     }
 }

@@ -68,7 +68,7 @@ impl<'a> Encoder<'a> {
             Sample::TextComparison { prompt, chosen, rejected } => {
                 encoding.pair([chosen, rejected].map(|text| encoding.continued(prompt, text)))?
             }
-            Sample::Answers(answers) => Encoded::Said(encoding.said(answers)?),
+            Sample::Answered { asked, answers } => Encoded::Said(encoding.said(asked, answers)?),
         })
     }
 }
@@ -113,12 +113,13 @@ impl Encoding<'_> {
     }
 
     /// What a model said, behind its prompt.
-    fn said(&self, answers: &Answers) -> Result<Vec<Said>, Fault> {
+    fn said(&self, asked: &[Message], answers: &Answers) -> Result<Vec<Said>, Fault> {
         let Encoder { tokenizer, template, now } = self.encoder;
         let template = template.ok_or(Fault::NoTemplate)?;
-        let asked = answers.asked.iter();
-        let asked: Vec<_> =
-            asked.map(|Message { role, content, .. }| chat::Message { role: role.word(), content }).collect();
+        let asked: Vec<_> = asked
+            .iter()
+            .map(|Message { role, content, .. }| chat::Message { role: role.word(), content })
+            .collect();
         let prompt = Chat::new(tokenizer, template, now).encode(&asked, GenerationPrompt::Add);
         let prompt = prompt.map_err(AnsweredError::from)?;
         let said = answers.encode(self.line, &prompt, tokenizer.vocab_size())?;

@@ -6,7 +6,7 @@
 
 use serde::Deserialize;
 
-use super::{Example, fault::Fault, fields::Fields, sample::Message};
+use super::{Example, fault::Fault, fields::Fields};
 
 /// The kind of a text of which none is said.
 const ANY_KIND: &str = "text";
@@ -42,7 +42,6 @@ pub(super) fn kind_of_text(line: &mut Fields) -> Result<String, Fault> {
 /// The answers of a line.
 #[derive(Debug, PartialEq)]
 pub(super) struct Answers {
-    pub(super) asked: Vec<Message>,
     kind: String,
     answers: Vec<Answer>,
 }
@@ -58,15 +57,15 @@ struct Answer {
 }
 
 impl Answers {
-    /// Those of a line to the messages `asked`.
-    pub(super) fn read(asked: Vec<Message>, line: &mut Fields) -> Result<Self, Fault> {
+    /// Those of a line.
+    pub(super) fn read(line: &mut Fields) -> Result<Self, Fault> {
         let kind = kind_of_text(line)?;
         let wrong = |error: serde_json::Error| Fault::Answers(format!("'answers': {error}"));
         let answers: Vec<Answer> = serde_json::from_value(line.required("answers")?).map_err(wrong)?;
         if answers.is_empty() || answers.iter().any(|answer| answer.tokens.is_empty()) {
             return Err(Fault::Empty { field: line.path("answers") });
         }
-        Ok(Self { asked, kind, answers })
+        Ok(Self { kind, answers })
     }
 
     /// The same behind the tokens of the prompt, of a model that knows `vocabulary` tokens.

@@ -88,7 +88,7 @@ pub(super) enum Sample {
     /// That of two texts behind a text one is better.
     TextComparison { prompt: String, chosen: String, rejected: String },
     /// What a model said to a conversation.
-    Answers(Answers),
+    Answered { asked: Vec<Message>, answers: Answers },
 }
 
 /// Reads a line of a kind.
@@ -101,7 +101,7 @@ pub(super) fn read(kind: Kind, line: &mut Fields) -> Result<Sample, Fault> {
         Kind::Messages => conversation(messages("messages", line.required("messages")?)?),
         Kind::Answers => {
             let asked = messages("messages", line.required("messages")?)?;
-            Answers::read(asked, line).map(Sample::Answers)
+            Ok(Sample::Answered { asked, answers: Answers::read(line)? })
         }
         Kind::ShareGpt => conversation(share_gpt(line)?),
         Kind::Preference => preference(line),

@@ -1,6 +1,6 @@
 //! What a draft has asked before it is trained: of whom, what, and how.
 
-use std::{io, path::PathBuf};
+use std::{io, path::Path};
 
 use serde_json::json;
 use training_protocol::{Event, Prompt};
@@ -32,15 +32,14 @@ impl Questions {
     /// Those of a run; none if it is of no draft, or its data are answers.
     pub(super) fn of(
         record: &Record,
-        program: &std::path::Path,
+        program: &Path,
         client: &Client,
         terminal: Terminal,
     ) -> Result<Option<Self>, TuneError> {
         if !record.options.are_of_draft() {
             return Ok(None);
         }
-        let Asked::Prompts(prompts) =
-            prompts::read(PathBuf::from(program), record.data.as_deref(), terminal)?
+        let Asked::Prompts(prompts) = prompts::read(program.to_owned(), record.data.as_deref(), terminal)?
         else {
             return Ok(None);
         };
@@ -51,7 +50,7 @@ impl Questions {
         Ok(Some(Self { asking, prompts }))
     }
 
-    fn answers<'a>(&'a self, file: &'a std::path::Path, asking_file: &'a std::path::Path) -> Answers<'a> {
+    fn answers<'a>(&'a self, file: &'a Path, asking_file: &'a Path) -> Answers<'a> {
         Answers { file, asking_file, asking: &self.asking, prompts: &self.prompts }
     }
 

@@ -261,8 +261,15 @@ impl Run {
         self.line(&line.to_string()).map_err(TuneError::Run)?;
         if self.terminal.format == Format::Human {
             self.terminal.print(spoken);
-            self.terminal
-                .note(format_args!("try: holobiont chat {}", quoted(&format!(":{}", self.record.name))));
+            // A draft answers nobody.
+            let next = match self.record.options.are_of_draft() {
+                true => {
+                    "it guesses where `[speculation] draft` is \"self\", and where \"auto\" finds it worth it"
+                        .to_owned()
+                }
+                false => format!("try: holobiont chat {}", quoted(&format!(":{}", self.record.name))),
+            };
+            self.terminal.note(next);
         }
         Ok(())
     }

@@ -1,0 +1,57 @@
+//! Sequences to learn from as rows of a pass.
+
+use ids::BlockId;
+use kernels::backward::attention::SequenceRows;
+
+use super::{Example, Learner};
+use crate::{
+    backward::tape::{Tape, TargetRow},
+    deltas::prepared::PreparedAdapter,
+    forward::{BLOCK_TOKENS, LogitRows, SequenceSlice},
+};
+
+/// Lays out the rows of `examples`.
+pub(super) fn tape(learner: &Learner, examples: &[Example<'_>]) -> Tape {
+    let virtual_tokens = learner.prepared.virtual_tokens();
+    let mut tape = Tape::default();
+    let mut first = 0;
+    for (sequence, example) in examples.iter().enumerate() {
+        let rows = first + virtual_tokens..;
+        let targets = rows.zip(example.targets).filter_map(|(row, target)| Some((row, (*target)?)));
+        tape.targets.extend(targets.map(|(row, token)| TargetRow { row, token, sequence }));
+        let count = virtual_tokens + example.tokens.len();
+        // Virtual tokens may be any.
+        let tokens = std::iter::repeat_n(0, virtual_tokens).chain(example.tokens.iter().copied());
+        tape.tokens.push(tokens.collect());
+        tape.sequences.push(SequenceRows { first, count });
+        tape.dropouts.extend(example.dropout);
+        first += count;
+    }
+    tape
+}
+
+/// Blocks for the keys and values of each sequence.
+pub(super) fn blocks(sequences: &[SequenceRows]) -> Vec<Vec<BlockId>> {
+    let mut next = 0..;
+    let of =
+        |rows: &SequenceRows| next.by_ref().take(rows.count.div_ceil(BLOCK_TOKENS)).map(BlockId).collect();
+    sequences.iter().map(of).collect()
+}
+
+/// The slices of a batch, with the adapter that learns.
+pub(super) fn batch<'a>(
+    tape: &'a Tape,
+    blocks: &'a [Vec<BlockId>],
+    learner: &'a Learner,
+) -> Vec<SequenceSlice<'a, PreparedAdapter>> {
+    let (adapter, logits) = (Some(&learner.prepared), LogitRows::None);
+    let slice = |(tokens, blocks): (&'a Vec<u32>, &'a Vec<BlockId>)| SequenceSlice {
+        tokens,
+        start: 0,
+        blocks,
+        trunk: &[],
+        adapter,
+        logits,
+    };
+    tape.tokens.iter().zip(blocks).map(slice).collect()
+}
