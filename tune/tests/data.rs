@@ -242,7 +242,7 @@ fn what_no_model_can_have_said_is_refused() {
 fn asked(lines: &[Value]) -> Vec<String> {
     let told = |prompt: data::Prompt| {
         let said: Vec<String> =
-            prompt.messages.iter().map(|(role, content)| format!("{role}: {content}")).collect();
+            prompt.messages().iter().map(|(role, content)| format!("{role}: {content}")).collect();
         format!("{} | {}", prompt.kind, said.join(" / "))
     };
     match data::prompts(file(lines).as_bytes(), &Limits::default()).unwrap() {

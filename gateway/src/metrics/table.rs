@@ -251,7 +251,7 @@ metrics! {
         "How long was drafted while a step waited for its weights";
     Drafting = Counter, Seconds, "holobiont_drafting_seconds_total", [],
         "Time that models took to draft, and to read what they draft behind";
-    DraftLeastConfidence = Gauge, Ratio, "holobiont_draft_least_confidence", [],
+    DraftLeastConfidence = Gauge, Ratio, "holobiont_draft_least_confidence_ratio", [],
         "The chance that one more drafted token would have had to have in the last step to be worth its row";
     Preemptions = Counter, Count, "holobiont_preemptions_total", [],
         "Sequences put back into the queue for want of KV blocks";

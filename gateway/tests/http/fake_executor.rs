@@ -236,23 +236,28 @@ impl Memory {
             copy_us: 9000,
             link_bytes_per_s: 125_000_000,
             workers_lost: 1,
-            speculation: SpeculationStats {
-                kind: DraftKind::Itself,
-                adapter: [7; 32],
-                verifications: 5,
-                drafted: 20,
-                accepted: 15,
-                model_drafted: 8,
-                model_accepted: 6,
-                drafting_us: 1500,
-                least_confidence: 0.25,
-                ahead: 8,
-                kept: 6,
-                hidden_us: 2_500,
-            },
+            speculation: speculation_stats(),
             workers: vec![worker(2), worker(3)],
             layers: layer_stats(),
         }
+    }
+}
+
+/// A base that drafts for itself.
+fn speculation_stats() -> SpeculationStats {
+    SpeculationStats {
+        kind: DraftKind::Itself,
+        adapter: [7; 32],
+        verifications: 5,
+        drafted: 20,
+        accepted: 15,
+        model_drafted: 8,
+        model_accepted: 6,
+        drafting_us: 1500,
+        least_confidence: 0.25,
+        ahead: 8,
+        kept: 6,
+        hidden_us: 2_500,
     }
 }
 

@@ -64,7 +64,7 @@ async fn workers_are_counted_by_core_and_an_emulated_link_is_called_one() {
         ("holobiont_drafted_tokens_total", &[("by", "model"), ("verdict", "accepted")], 6.0),
         ("holobiont_drafted_tokens_total", &[("by", "model"), ("verdict", "rejected")], 2.0),
         ("holobiont_drafting_seconds_total", &[], 0.0015),
-        ("holobiont_draft_least_confidence", &[], 0.25),
+        ("holobiont_draft_least_confidence_ratio", &[], 0.25),
         ("holobiont_ahead_tokens_total", &[("what", "drafted")], 8.0),
         ("holobiont_ahead_tokens_total", &[("what", "kept")], 6.0),
         ("holobiont_draft_hidden_seconds_total", &[], 0.0025),

@@ -81,10 +81,14 @@ async fn a_registry_that_cannot_be_read_is_an_error_and_never_an_empty_one() {
     assert!(matches!(refused().await, OpenError::Database(DatabaseError::Newer { found: 99, .. })));
     assert_eq!(stored(path).len(), 1, "nothing was swept");
     // The layouts of former versions are brought up to date.
-    change(&database, "DROP INDEX jobs_of_key; ALTER TABLE jobs DROP COLUMN key".to_owned()).await;
+    let no_drafts = "ALTER TABLE adapters DROP COLUMN draft_layers";
+    change(&database, no_drafts.to_owned()).await;
+    set_layout(&database, 3).await;
+    assert_eq!(open(path).await.unwrap().1.len(), 1);
+    change(&database, format!("{no_drafts}; DROP INDEX jobs_of_key; ALTER TABLE jobs DROP COLUMN key")).await;
     set_layout(&database, 2).await;
     assert_eq!(open(path).await.unwrap().1.len(), 1);
-    change(&database, "DROP TABLE job_events; DROP TABLE jobs; DROP TABLE files".to_owned()).await;
+    change(&database, format!("{no_drafts}; DROP TABLE job_events; DROP TABLE jobs; DROP TABLE files")).await;
     set_layout(&database, 1).await;
     assert_eq!(open(path).await.unwrap().1.len(), 1);
 }

@@ -26,7 +26,8 @@ pub(super) fn prompts() -> Result<End, TunerError> {
 }
 
 fn told(prompt: data::Prompt) -> Event {
-    let messages = prompt.messages.into_iter();
-    let messages = messages.map(|(role, content)| Message { role: role.to_owned(), content }).collect();
+    let of =
+        |(role, content): &(&str, String)| Message { role: (*role).to_owned(), content: content.clone() };
+    let messages = prompt.messages().iter().map(of).collect();
     Event::Prompt(Prompt { kind: prompt.kind, messages })
 }

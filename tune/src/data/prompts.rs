@@ -1,6 +1,6 @@
 //! Prompts without their answers: what a model is asked, so that a draft can learn what it says.
 
-use std::io;
+use std::{io, sync::Arc};
 
 use serde_json::{Map, Value};
 
@@ -13,13 +13,21 @@ use super::{
     sample::{Message, Role, Sample, messages, read, share_gpt},
 };
 
-/// A conversation that somebody is to answer.
+/// A conversation that somebody is to answer: the beginning of one, which it shares with what is asked before and behind.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Prompt {
     /// The kind of text, as `code`.
     pub kind: String,
+    conversation: Arc<[(&'static str, String)]>,
+    turns: usize,
+}
+
+impl Prompt {
     /// Roles, by the names that chat templates have for them, and what was said.
-    pub messages: Vec<(&'static str, String)>,
+    #[must_use]
+    pub fn messages(&self) -> &[(&'static str, String)] {
+        &self.conversation[..self.turns]
+    }
 }
 
 /// What a file asks.
@@ -50,32 +58,32 @@ pub fn prompts(file: impl io::Read, limits: &Limits) -> Result<Asked, DataError>
 fn of_line(kind: Kind, map: Map<String, Value>) -> Result<Vec<Prompt>, Fault> {
     let mut line = Fields::of(map);
     let of_text = kind_of_text(&mut line)?;
-    let prompt = |messages: &[Message]| Prompt {
-        kind: of_text.clone(),
-        messages: messages.iter().map(|it| (it.role.word(), it.content.clone())).collect(),
+    let whole = |messages: Vec<Message>| {
+        let said = messages.into_iter().map(|it| (it.role.word(), it.content)).collect::<Arc<[_]>>();
+        Prompt { kind: of_text.clone(), turns: said.len(), conversation: said }
     };
     let conversation = match kind {
         Kind::Messages => messages("messages", line.required("messages")?)?,
         Kind::ShareGpt => share_gpt(&mut line)?,
         _ => match read(kind, &mut line)? {
             Sample::Conversation(messages) => messages,
-            Sample::Comparison { asked, .. } => return Ok(vec![prompt(&asked)]),
+            Sample::Comparison { asked, .. } => return Ok(vec![whole(asked)]),
             Sample::Continuation { prompt: text, .. } | Sample::TextComparison { prompt: text, .. }
                 if !text.is_empty() =>
             {
-                return Ok(vec![prompt(&[Message::asks(text)])]);
+                return Ok(vec![whole(vec![Message::asks(text)])]);
             }
             _ => return Err(Fault::NoPrompt),
         },
     };
     let answers = conversation.iter().enumerate().filter(|(_, message)| message.role == Role::Assistant);
-    let asked: Vec<Prompt> =
-        answers.filter(|(at, _)| *at > 0).map(|(at, _)| prompt(&conversation[..at])).collect();
-    match conversation.last() {
-        Some(last) if last.role != Role::Assistant => {
-            Ok(asked.into_iter().chain([prompt(&conversation)]).collect())
-        }
-        _ if asked.is_empty() => Err(Fault::NoPrompt),
-        _ => Ok(asked),
+    let mut ends: Vec<usize> = answers.map(|(at, _)| at).filter(|at| *at > 0).collect();
+    if conversation.last().is_some_and(|last| last.role != Role::Assistant) {
+        ends.push(conversation.len());
     }
+    if ends.is_empty() {
+        return Err(Fault::NoPrompt);
+    }
+    let whole = whole(conversation);
+    Ok(ends.into_iter().map(|turns| Prompt { turns, ..whole.clone() }).collect())
 }
