@@ -40,9 +40,9 @@ fn drafting() -> Plan {
     Plan::with_examples().cores(2).set("DRAFT", "ngram")
 }
 
-/// A little more than half of the weights come from the disk.
+/// A part of the weights comes from the disk.
 fn streamed() -> Plan {
-    drafting().set("WEIGHT_BYTES", "48MiB")
+    drafting().set("WEIGHT_BYTES", "72MiB")
 }
 
 /// Room for keys and values of a few sequences, chunks that no prompt fits in, and adapters that are hardly ever there.
@@ -125,7 +125,7 @@ fn drafts_in_small_chunks_beside_cold_adapters_and_in_little_memory_change_no_bi
 fn split_clients_that_draft_at_home_have_the_resident_engine_s_tokens_over_every_route() {
     watched(|| {
         let (doors, plain, text) = (Doors::new(), plain(), text());
-        let deployment = doors.of(streamed()).start();
+        let deployment = doors.of(drafting()).start();
         for round in rounds() {
             let asks = asks(900 + 2 * round);
             let expected = one_after_the_other(&plain.client, &asks);
