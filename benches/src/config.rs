@@ -12,6 +12,8 @@ use clap::{Parser, ValueEnum};
 /// A benchmark, or all of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Name {
+    /// What the machine can do at most.
+    Limits,
     /// One stream, tokens a second.
     Decode,
     /// A prompt of 512 tokens, tokens a second.
@@ -50,7 +52,7 @@ pub(crate) enum Name {
     SplitMasking,
     /// A split client that drafts at home, over emulated round trips.
     Speculate,
-    /// Answers whose text repeats or does not, with drafts and without.
+    /// Answers whose text repeats or does not, with drafts and without, and llama.cpp's lookup.
     Drafts,
     /// Jobs that learn over one base, beside PEFT.
     Tune,
@@ -89,7 +91,8 @@ pub(crate) enum Name {
 }
 
 impl Name {
-    const EACH: [Self; 26] = [
+    const EACH: [Self; 27] = [
+        Self::Limits,
         Self::Decode,
         Self::Prefill,
         Self::Batch,
@@ -140,6 +143,7 @@ impl Name {
                 | Self::Startup
                 | Self::Burst
                 | Self::Overload
+                | Self::Drafts
         )
     }
 }
@@ -224,6 +228,9 @@ pub(crate) struct Args {
     /// The cost model that `costs` writes and `reality` reads; `fleet` writes one for each executor beside it.
     #[arg(long, value_name = "FILE", default_value = "costs.json")]
     costs: PathBuf,
+    /// A draft adapter for the model, which `drafts` measures too.
+    #[arg(long, value_name = "DIR")]
+    draft_adapter: Option<PathBuf>,
     /// What scripts/gpu-peer.py measured on the same GPU.
     #[arg(long, value_name = "FILE")]
     gpu_peer: Option<PathBuf>,
@@ -273,6 +280,8 @@ pub(crate) struct Config {
     pub(crate) plot: Option<PathBuf>,
     /// The simulator's cost model: written, or read.
     pub(crate) costs: PathBuf,
+    /// A draft adapter for the model.
+    pub(crate) draft_adapter: Option<PathBuf>,
     /// For benchmarks on a GPU.
     pub(crate) gpu: GpuConfig,
 }
@@ -317,6 +326,7 @@ impl Args {
             link: self.link,
             plot: self.plot,
             costs: self.costs,
+            draft_adapter: self.draft_adapter,
             gpu: GpuConfig { ordinal: self.device, shape: self.shape, peer: self.gpu_peer },
         })
     }

@@ -2,13 +2,14 @@
 //!
 //! - [`setup`]: both sides, made ready once; [`contest`]: a figure of ours beside the peer's two formats.
 //! - [`decode`], [`prefill`], [`batch`], [`neighbour`]: the forward pass.
-//! - [`adapters`], [`burst`], [`overload`], [`startup`]: the servers; [`servers`]: what all of them start.
+//! - [`adapters`], [`burst`], [`overload`], [`startup`], [`drafts`]: the servers; [`servers`]: what all of them start.
 
 mod adapters;
 mod batch;
 mod burst;
 mod contest;
 mod decode;
+mod drafts;
 mod neighbour;
 mod overload;
 mod prefill;
@@ -35,6 +36,7 @@ pub(crate) fn measure(name: Name, setup: &Setup) -> Result<Vec<Comparison>> {
         Name::Startup => startup::run(setup),
         Name::Burst => burst::run(setup),
         Name::Overload => overload::run(setup),
+        Name::Drafts => drafts::run(setup),
         _ => Ok(Vec::new()),
     }
 }

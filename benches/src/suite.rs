@@ -5,7 +5,7 @@ use anyhow::{Context, Result};
 use crate::{
     board, cold,
     config::{Config, Name},
-    drafts, executors, fairness, far, fleet, gpu, llama_cpp,
+    executors, fairness, far, fleet, gpu, limits, llama_cpp,
     machine::Cores,
     perf_model, reality,
     report::{Comparison, Outcome},
@@ -59,6 +59,7 @@ fn run_on_cpu(config: &Config, names: Vec<Name>) -> Result<Outcome> {
 fn measure_alone(name: Name, config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
     match name {
         Name::Xab => xab::run(config, cores),
+        Name::Limits => limits::run(config, cores),
         Name::Board => board::run(config, cores),
         Name::ColdStart => cold::starts::run(config, cores),
         Name::DecodeModes => cold::decode::run(config, cores),
@@ -70,7 +71,6 @@ fn measure_alone(name: Name, config: &Config, cores: &Cores) -> Result<Vec<Compa
         Name::SplitBatching => split::batching::run(config, cores),
         Name::SplitMixed => split::mixed::run(config, cores),
         Name::SplitMasking => split::masking::run(config, cores),
-        Name::Drafts => drafts::run(config, cores),
         Name::Speculate => split::drafts::run(config, cores),
         Name::Tune => tune::run(config, cores),
         Name::TuneMixed => tune::company::run(config, cores),

@@ -10,7 +10,7 @@ use policy::{
     perf::{
         line::Line,
         plane::Plane,
-        serving::{ColdStart, LoraForm, ServingModel},
+        serving::{ColdStart, Load, LoraForm, ServingModel},
     },
     routing::{self, Asked, Availability, Candidate, Forecast, Policy, Residency, Slo},
 };
@@ -18,7 +18,7 @@ use shmproto::message::Generate;
 
 use crate::{
     adapters::{Entry, Registry},
-    executors::{Executors, member::Ready, prefixes::Blocks},
+    executors::{Executors, books::Seen, member::Ready, prefixes::Blocks},
     lifecycle::Serving,
     random::random_u64,
 };
@@ -89,8 +89,8 @@ impl Route {
     #[must_use]
     pub fn forecast(&self, ready: &[Ready], registry: &Registry) -> Option<Forecast> {
         let candidates = ready.iter().map(|one| {
-            let model = self.executors.member(one.index).books().model()?;
-            Some(self.candidate(one, model, registry))
+            let seen = self.executors.member(one.index).books().seen()?;
+            Some(self.candidate(one, seen.model, registry))
         });
         let candidates = candidates.collect::<Option<Vec<_>>>()?;
         let chosen = routing::choose(Policy::RankAware, &self.asked, &candidates, 0)?;
@@ -118,12 +118,10 @@ impl Route {
         if !self.executors.are_several() {
             return can.pop();
         }
-        let models = can.iter().map(|one| self.executors.member(one.index).books().model());
-        let models: Option<Vec<_>> = models.collect();
-        let candidates = can.iter().enumerate().map(|(place, one)| {
-            let model = models.as_ref().map_or(UNSEEN, |models| models[place]);
-            self.candidate(one, model, registry)
-        });
+        let seen = can.iter().map(|one| self.executors.member(one.index).books().seen());
+        let seen: Option<Vec<_>> = seen.collect();
+        let models = seen.map_or(vec![UNSEEN; can.len()], |seen| judged(&self.asked, &seen));
+        let candidates = can.iter().zip(models).map(|(one, model)| self.candidate(one, model, registry));
         let mut candidates: Vec<_> = candidates.collect();
         let has_room = |one: &Candidate| {
             one.availability == Availability::Open
@@ -165,5 +163,36 @@ impl Route {
             promised_tpot_us: books.promised_tpot_us,
             availability: if is_open { Availability::Open } else { Availability::Closed },
         }
+    }
+}
+
+/// What each executor is taken to need. One whose timings are old counts as the fastest of the others until it is timed again:
+/// who was slow once would otherwise never be asked again, and so never be seen to be fast.
+fn judged(asked: &Asked, seen: &[Seen]) -> Vec<ServingModel> {
+    let load = Load::of(asked.rank, asked.prompt_tokens);
+    let takes = |model: &ServingModel| model.prefill_s(load) + asked.answer_tokens * model.step_s(load);
+    let faster = |a: ServingModel, b: ServingModel| if takes(&b) < takes(&a) { b } else { a };
+    let fastest = seen.iter().filter(|one| !one.is_stale).map(|one| one.model).reduce(faster);
+    let judged = |one: &Seen| match fastest {
+        Some(fastest) if one.is_stale => faster(one.model, fastest),
+        _ => one.model,
+    };
+    seen.iter().map(judged).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_was_slow_long_ago_is_tried_again() {
+        let asked = Asked { prompt_tokens: 10, rank: 8, slo: Slo::default(), answer_tokens: 20.0 };
+        let slow = ServingModel { decode: Plane { seconds_each: [5.0; 4] }, ..UNSEEN };
+        let seen = |model, is_stale| Seen { model, is_stale };
+        let judged = |seen: &[Seen]| judged(&asked, seen);
+        assert_eq!(judged(&[seen(slow, false), seen(UNSEEN, false)]), [slow, UNSEEN]);
+        assert_eq!(judged(&[seen(slow, true), seen(UNSEEN, false)]), [UNSEEN, UNSEEN]);
+        assert_eq!(judged(&[seen(slow, false), seen(UNSEEN, true)]), [slow, UNSEEN]);
+        assert_eq!(judged(&[seen(slow, true), seen(UNSEEN, true)]), [slow, UNSEEN]);
     }
 }

@@ -13,6 +13,7 @@
 //! - [`quant`]: the block formats of weight files.
 //! - `buffer`, `element`: the memory they lie in, and numbers of 16 and 32 bits.
 //! - [`cuda`]: the same on a GPU.
+//! - [`limits`]: what the machine can do at most, for benchmarks.
 //! - [`reference`]: each operation once more, plainly, for tests.
 //!
 //! # Principles
@@ -31,6 +32,7 @@ pub mod cuda;
 mod element;
 pub mod elementwise;
 pub mod isa;
+pub mod limits;
 pub mod linear;
 pub mod lora;
 pub mod pool;

@@ -18,7 +18,7 @@
 //! # Layout
 //!
 //! - `form`: panels, and how they are made. `pack`: matrices of them. `part`: what the products share.
-//! - `rounded`: over `tile`s, which `float` and `integer` panels sum. `unrounded`, `transposed`: over `values`.
+//! - `rounded`: over `tile`s, which `float` and `integer` panels sum, and `tiled`, where a matrix unit does. `unrounded`, `transposed`: over `values`.
 
 mod float;
 mod form;
@@ -27,6 +27,7 @@ mod pack;
 mod part;
 mod rounded;
 mod tile;
+mod tiled;
 mod transposed;
 mod unrounded;
 mod values;

@@ -3,6 +3,7 @@
 //! Every method is lane-wise unless it says otherwise. A multiply-add is fused where the set has it; one machine
 //! uses one set, so an element's bits do not depend on which kernel shape computed it.
 
+pub(crate) mod amx;
 pub(crate) mod avx2;
 pub(crate) mod avx512;
 pub(crate) mod portable;
@@ -57,6 +58,9 @@ pub(crate) trait Simd: Copy {
     /// Rows a tile may have before its sums no longer fit the registers.
     const TILE: usize;
 
+    /// Whether a matrix unit may stand beside it.
+    const BESIDE_MATRIX_UNIT: bool = false;
+
     /// Runs `kernel` in a function of its own.
     fn call<K: Kernel>(kernel: K) -> K::Output;
 
@@ -95,6 +99,10 @@ pub(crate) trait Simd: Copy {
     fn round(v: Self::F) -> Self::F;
 
     fn splat_i32(x: i32) -> Self::I;
+    unsafe fn load_i32(from: *const i32) -> Self::I;
+    unsafe fn store_i32(to: *mut i32, v: Self::I);
+    /// Wraps.
+    fn add_i32(a: Self::I, b: Self::I) -> Self::I;
     /// Nearest integers, ties to even.
     fn to_i32(v: Self::F) -> Self::I;
     fn to_f32(v: Self::I) -> Self::F;
@@ -109,6 +117,7 @@ pub(crate) trait Simd: Copy {
     unsafe fn store_word_pairs(to: *mut i16, low: Self::I, high: Self::I);
 
     unsafe fn load_bytes(from: *const u8) -> Self::B;
+    unsafe fn store_bytes(to: *mut u8, v: Self::B);
     fn low_nibbles(v: Self::B) -> Self::B;
     fn high_nibbles(v: Self::B) -> Self::B;
     /// Lane `i`: byte `4 i + J`, unsigned; `J` is 0 to 3.

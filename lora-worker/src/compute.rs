@@ -97,7 +97,12 @@ impl Bench {
     fn new(geometry: Geometry) -> Self {
         let room = |elements| vec![0.0; elements];
         let Geometry { x_elements, sums_elements, .. } = geometry;
-        Self { library: Library::default(), isa: Isa::best(), x: room(x_elements), sums: room(sums_elements) }
+        Self {
+            library: Library::default(),
+            isa: Isa::vectors(),
+            x: room(x_elements),
+            sums: room(sums_elements),
+        }
     }
 
     /// Computes a slice, if there is one for this worker.

@@ -7,6 +7,8 @@ use super::{
     setup::Setup,
 };
 use crate::{
+    limits::share,
+    measure::Samples,
     ours::Load,
     report::{Better, Comparison, Target},
 };
@@ -35,6 +37,9 @@ pub(super) fn run(setup: &Setup) -> Result<Vec<Comparison>> {
             targets: [None, (streams == STREAMS[STREAMS.len() - 1]).then_some(TARGET)],
         };
         comparisons.extend(entries.compare(setup, &contest, |rates| rates[index])?);
+        let limit = setup.limit(|limits, work| limits.decode(work, streams))?;
+        let ours = Samples::of(&entries.ours, |rates| rates[index])?;
+        comparisons.push(share("batch", contest.case, ours, limit, None));
     }
     Ok(comparisons)
 }

@@ -7,6 +7,8 @@ use super::{
     setup::Setup,
 };
 use crate::{
+    limits::share,
+    measure::Samples,
     ours::Load,
     report::{Better, Comparison, Target},
 };
@@ -28,5 +30,9 @@ pub(super) fn run(setup: &Setup) -> Result<Vec<Comparison>> {
         |_| Ok(setup.ours.rates(LOAD)?.decode_tokens_per_s),
         |weights, _| setup.peer.decode(weights, LOAD.generated_tokens),
     )?;
-    entries.compare(setup, &contest, |rate| *rate)
+    let limit = setup.limit(|limits, work| limits.decode(work, LOAD.streams))?;
+    let share = share("decode", contest.case.clone(), Samples::new(entries.ours.clone())?, limit, Some(0.85));
+    let mut comparisons = entries.compare(setup, &contest, |rate| *rate)?;
+    comparisons.push(share);
+    Ok(comparisons)
 }

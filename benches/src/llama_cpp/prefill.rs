@@ -7,6 +7,8 @@ use super::{
     setup::Setup,
 };
 use crate::{
+    limits::{Limits, share},
+    measure::Samples,
     ours::Load,
     report::{Better, Comparison, Target},
 };
@@ -21,12 +23,16 @@ pub(super) fn run(setup: &Setup) -> Result<Vec<Comparison>> {
         unit: "tokens/s",
         better: Better::Higher,
         rival: "llama-bench",
-        targets: [Some(Target::RatioAtLeast(4.0)), Some(Target::RatioAtLeast(1.2))],
+        targets: [Some(Target::RatioAtLeast(8.0)), Some(Target::RatioAtLeast(2.7))],
     };
     let entries = Entries::measure(
         setup,
         |_| Ok(setup.ours.rates(LOAD)?.prefill_tokens_per_s),
         |weights, _| setup.peer.prefill(weights, LOAD.prompt_tokens),
     )?;
-    entries.compare(setup, &contest, |rate| *rate)
+    let limit = setup.limit(Limits::prefill)?;
+    let share = share("prefill", contest.case.clone(), Samples::new(entries.ours.clone())?, limit, Some(0.6));
+    let mut comparisons = entries.compare(setup, &contest, |rate| *rate)?;
+    comparisons.push(share);
+    Ok(comparisons)
 }

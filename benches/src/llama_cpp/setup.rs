@@ -7,7 +7,9 @@ use tempfile::TempDir;
 
 use crate::{
     config::Config,
+    limits::{Limits, Work},
     machine::Cores,
+    measure::Samples,
     ours::{Helper, Installation, Ours, Placement},
     peer::Peer,
 };
@@ -22,6 +24,8 @@ pub(crate) struct Setup {
     pub(super) holobiont: Installation,
     /// The peer's programs and files.
     pub(super) peer: Peer,
+    /// The machine's limits, run by run, and what the model asks of it.
+    pub(super) limits: (Vec<Limits>, Work),
     temporary: TempDir,
 }
 
@@ -39,8 +43,20 @@ impl Setup {
             placement: Placement::Cores(cores.list()),
             key: None,
         };
+        let work = Work::of(&config.model)?;
+        let limits = (0..config.runs).map(|_| Limits::measure(cores.numbers(), work.bytes as usize));
+        let limits = (limits.collect::<Result<_>>()?, work);
         let temporary = tempfile::tempdir().context("cannot make a temporary folder for the servers")?;
-        Ok(Self { config, ours, holobiont, peer, temporary })
+        Ok(Self { config, ours, holobiont, peer, limits, temporary })
+    }
+
+    /// A rate that the machine allows, run by run.
+    ///
+    /// # Errors
+    /// If it is not a number.
+    pub(super) fn limit(&self, rate: impl Fn(&Limits, &Work) -> f64) -> Result<Samples> {
+        let (limits, work) = &self.limits;
+        Samples::of(limits, |limits| rate(limits, work))
     }
 
     /// Path of `name` in a folder that is removed after the run.

@@ -31,11 +31,25 @@ pub(crate) type LlamaServer = Server<Native>;
 impl LlamaServer {
     /// Starts it with a slot for each stream and `adapters` (GGUF files), and waits until it is ready.
     ///
+    /// # Errors
+    /// If it does not start.
+    pub(crate) fn start(peer: &Peer, weights: &Weights, adapters: &[PathBuf], folder: &Path) -> Result<Self> {
+        Self::start_with(peer, weights, adapters, folder, &[])
+    }
+
+    /// As [`LlamaServer::start`], with more `options`.
+    ///
     /// Its cache of old prompts is off: no prompt comes twice, and the cache would only cost it memory.
     ///
     /// # Errors
     /// If it does not start.
-    pub(crate) fn start(peer: &Peer, weights: &Weights, adapters: &[PathBuf], folder: &Path) -> Result<Self> {
+    pub(crate) fn start_with(
+        peer: &Peer,
+        weights: &Weights,
+        adapters: &[PathBuf],
+        folder: &Path,
+        options: &[&str],
+    ) -> Result<Self> {
         std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
         let port = free_port()?;
         let mut command = Command::new(peer.program("llama-server"));
@@ -49,6 +63,7 @@ impl LlamaServer {
         ] {
             command.arg(option).arg(value.to_string());
         }
+        command.args(options);
         if !adapters.is_empty() {
             let files: Vec<String> = adapters.iter().map(|file| file.display().to_string()).collect();
             command.arg("--lora-init-without-apply").arg("--lora").arg(files.join(","));

@@ -18,9 +18,21 @@ use crate::lock::lock;
 /// Every so many outputs of an executor one is timed.
 const TIMED_EVERY: u64 = 8;
 
+/// An executor that was not timed for so long may have changed since.
+const FRESH: Duration = Duration::from_secs(10);
+
 /// The books of one executor; clones share them.
 #[derive(Debug, Clone)]
 pub struct Books(Arc<Mutex<Pages>>);
+
+/// What an executor takes, as far as it was seen.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Seen {
+    /// What its timings say.
+    pub model: ServingModel,
+    /// Whether it has nothing to do, and they are old: it may have become faster, and nobody would notice.
+    pub is_stale: bool,
+}
 
 /// What an executor has to do.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -39,13 +51,14 @@ struct Pages {
     waiting: Ledger,
     running: Ledger,
     outputs: u64,
+    timed_at: Instant,
 }
 
 impl Default for Books {
     fn default() -> Self {
         let fit = ServingFit::new(LoraForm::TrueRank, ColdStart::Assisted);
         let (waiting, running) = Default::default();
-        Self(Arc::new(Mutex::new(Pages { fit, waiting, running, outputs: 0 })))
+        Self(Arc::new(Mutex::new(Pages { fit, waiting, running, outputs: 0, timed_at: Instant::now() })))
     }
 }
 
@@ -73,8 +86,15 @@ impl Books {
 
     /// What it takes; `None` as long as too little was seen.
     #[must_use]
-    pub fn model(&self) -> Option<ServingModel> {
-        lock(&self.0).fit.model()
+    pub fn seen(&self) -> Option<Seen> {
+        self.seen_at(Instant::now())
+    }
+
+    fn seen_at(&self, now: Instant) -> Option<Seen> {
+        let Pages { fit, waiting, running, timed_at, .. } = &*lock(&self.0);
+        let is_idle = waiting.load().plus(running.load()).requests == 0;
+        let is_stale = is_idle && now.saturating_duration_since(*timed_at) >= FRESH;
+        fit.model().map(|model| Seen { model, is_stale })
     }
 
     /// An adapter's bytes were `took` on their way from the store.
@@ -106,6 +126,7 @@ impl Entry {
     pub fn output(&mut self, tokens: u64, cached: u64, queued: Duration) {
         let now = Instant::now();
         let mut pages = lock(&self.books.0);
+        pages.timed_at = now;
         match self.stage {
             Stage::Waiting(since) => {
                 pages.waiting.leave(self.rank, self.promised_tpot_us, self.tokens);
@@ -164,11 +185,25 @@ mod tests {
     #[test]
     fn there_is_a_model_once_prompts_and_steps_were_seen() {
         let books = Books::default();
-        assert!(books.model().is_none());
+        assert!(books.seen().is_none());
         for tokens in 1..=64 {
             let mut entry = books.enter(0, None, tokens * 10);
             (0..20).for_each(|_| entry.output(1, 0, Duration::ZERO));
         }
-        assert!(books.model().is_some());
+        assert!(books.seen().is_some());
+    }
+
+    #[test]
+    fn what_an_executor_takes_is_old_once_it_had_nothing_to_do_for_a_while() {
+        let books = Books::default();
+        let mut entry = books.enter(0, None, 10);
+        (0..=TIMED_EVERY).for_each(|_| entry.output(1, 0, Duration::ZERO));
+        let is_stale_after = |seconds| {
+            let seen = books.seen_at(Instant::now() + Duration::from_secs(seconds));
+            seen.map(|seen| seen.is_stale)
+        };
+        assert_eq!([is_stale_after(1), is_stale_after(60)], [Some(false); 2]);
+        drop(entry);
+        assert_eq!([is_stale_after(1), is_stale_after(60)], [Some(false), Some(true)]);
     }
 }

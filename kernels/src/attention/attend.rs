@@ -58,11 +58,11 @@ impl<E: Element> Kernel for AttendIn<'_, E> {
         let mut first = 0;
         while first < rows {
             first += match S::TILE.min(rows - first) {
-                6.. => self.rows::<S, 6>(first, group),
-                4.. => self.rows::<S, 4>(first, group),
-                3 => self.rows::<S, 3>(first, group),
-                2 => self.rows::<S, 2>(first, group),
-                _ => self.rows::<S, 1>(first, group),
+                6.. => self.rows::<S, 6, 2>(first, group),
+                4.. => self.rows::<S, 4, 2>(first, group),
+                3 => self.rows::<S, 3, 4>(first, group),
+                2 => self.rows::<S, 2, 4>(first, group),
+                _ => self.rows::<S, 1, 8>(first, group),
             };
         }
     }
@@ -80,9 +80,10 @@ struct Query {
 }
 
 impl<E: Element> AttendIn<'_, E> {
-    /// `R` (token, head) rows of the tile from `first` on; returns `R`.
+    /// `R` (token, head) rows of the tile from `first` on; returns `R`. Scores of `B` blocks are taken together: each is a chain of
+    /// multiply-adds that wait for each other, and `R * B` chains side by side fill the time.
     #[inline(always)]
-    fn rows<S: Simd, const R: usize>(&self, first: usize, group: usize) -> usize {
+    fn rows<S: Simd, const R: usize, const B: usize>(&self, first: usize, group: usize) -> usize {
         let mut queries: [Query; R] = std::array::from_fn(|r| self.query(first + r, group));
         let mut sums = [[0.0f32; MAX_HEAD_DIM]; R];
         let mut scores = [[0.0f32; SPAN]; R];
@@ -91,8 +92,12 @@ impl<E: Element> AttendIn<'_, E> {
         let mut span = begin / SPAN * SPAN;
         while span < end {
             let blocks = (span.max(begin) / BLOCK_TOKENS, end.min(span + SPAN).div_ceil(BLOCK_TOKENS));
-            for block in blocks.0..blocks.1 {
-                self.score::<S, R>(&queries, block, span, &mut scores);
+            let mut block = blocks.0;
+            while block < blocks.1 {
+                block += match blocks.1 - block {
+                    left if left >= B => self.score::<S, R, B>(&queries, block, span, &mut scores),
+                    _ => self.score::<S, R, 1>(&queries, block, span, &mut scores),
+                };
             }
             let seen = (span.max(begin) - span, end.min(span + SPAN) - span);
             for ((query, scores), sums) in queries.iter_mut().zip(&mut scores).zip(&mut sums) {
@@ -134,31 +139,40 @@ impl<E: Element> AttendIn<'_, E> {
         unsafe { self.data.add(at) }
     }
 
-    /// Scores of a block's sixteen positions.
+    /// Scores of the sixteen positions of each of `B` blocks from `block` on; returns `B`.
     #[inline(always)]
-    fn score<S: Simd, const R: usize>(
+    fn score<S: Simd, const R: usize, const B: usize>(
         &self,
         queries: &[Query; R],
         block: usize,
         span: usize,
         scores: &mut [[f32; SPAN]; R],
-    ) {
-        let keys = self.keys(block);
-        let mut sums = [S::splat(0.0); R];
+    ) -> usize {
+        let keys: [_; B] = std::array::from_fn(|b| self.keys(block + b));
+        let mut sums = [[S::splat(0.0); B]; R];
         for d in 0..self.attend.shape.head_dim {
-            // SAFETY: the block has `head_dim` vectors of keys, a query `head_dim` features.
+            // SAFETY: the blocks have `head_dim` vectors of keys, a query `head_dim` features.
             unsafe {
-                let key = E::load::<S>(keys.add(d * BLOCK_TOKENS));
-                for (sum, query) in sums.iter_mut().zip(queries) {
-                    *sum = S::fma(key, S::splat(*query.q.add(d)), *sum);
+                let mut of_blocks = [S::splat(0.0); B];
+                for (key, keys) in of_blocks.iter_mut().zip(&keys) {
+                    *key = E::load::<S>(keys.add(d * BLOCK_TOKENS));
+                }
+                for (sums, query) in sums.iter_mut().zip(queries) {
+                    let q = S::splat(*query.q.add(d));
+                    for (sum, &key) in sums.iter_mut().zip(&of_blocks) {
+                        *sum = S::fma(key, q, *sum);
+                    }
                 }
             }
         }
-        for (scores, &sum) in scores.iter_mut().zip(&sums) {
-            let at = block * BLOCK_TOKENS - span;
-            // SAFETY: the block lies within the span.
-            unsafe { S::store(scores[at..at + BLOCK_TOKENS].as_mut_ptr(), sum) };
+        for (scores, sums) in scores.iter_mut().zip(&sums) {
+            for (b, &sum) in sums.iter().enumerate() {
+                let at = (block + b) * BLOCK_TOKENS - span;
+                // SAFETY: the block lies within the span.
+                unsafe { S::store(scores[at..at + BLOCK_TOKENS].as_mut_ptr(), sum) };
+            }
         }
+        B
     }
 
     /// Turns the scores of positions `seen` of a span into weights, 0 where this query does not look, and rescales what

@@ -12,9 +12,59 @@
 
 use super::{pack::PackedMatrix, tile::Tile};
 use crate::{
-    activations::{Activations, GROUP},
-    simd::{Simd, prefetch},
+    activations::{Activations, GROUP, place_of_halves},
+    simd::{LANES, Simd, prefetch},
 };
+
+/// A packing of integers, whatever computes the sums of its groups.
+pub(super) trait IntegerPacking {
+    /// Bits of a code.
+    const BITS: usize;
+    /// Parts of a group that have a scale each: 1 or 2.
+    const PARTS: usize = 1;
+    /// Whether a group has a minimum behind its scale.
+    const HAS_MINIMUM: bool = false;
+    /// Whether codes have a zero point: [`IntegerPacking::starts`] are not all 0.
+    const HAS_ZERO: bool = true;
+
+    /// Zero points times sums of activations, negated, for each part of each group of each row; nothing without zero points.
+    fn starts(x: &Activations) -> &[i32];
+
+    /// Eight steps of four elements of each row of `panel`.
+    ///
+    /// # Safety
+    ///
+    /// Panel and group exist.
+    #[inline(always)]
+    unsafe fn codes<S: Simd>(w: &PackedMatrix, panel: usize, group: usize) -> [S::B; 8] {
+        let bytes = Self::BITS * GROUP_BYTES / 8;
+        // SAFETY: the caller's.
+        unsafe {
+            let codes = w.panel(panel).add(group * bytes);
+            if Self::BITS == 4 { unpack_four::<S>(codes) } else { load_eight::<S>(codes) }
+        }
+    }
+
+    /// The scales of a group, or its scale and minimum; the second of one scale is the first.
+    ///
+    /// # Safety
+    ///
+    /// As [`IntegerPacking::codes`].
+    #[inline(always)]
+    unsafe fn numbers<S: Simd>(w: &PackedMatrix, panel: usize, group: usize) -> [S::F; 2] {
+        // SAFETY: the caller's.
+        unsafe {
+            let behind = w.columns() * LANES * Self::BITS / 8;
+            let numbers = w.panel(panel).add(behind).cast::<u16>();
+            if Self::PARTS == 2 || Self::HAS_MINIMUM {
+                let numbers = numbers.add(group * 2 * LANES);
+                [S::load_f16(numbers), S::load_f16(numbers.add(LANES))]
+            } else {
+                [S::load_f16(numbers.add(group * LANES)); 2]
+            }
+        }
+    }
+}
 
 /// 4 bits, zero point 8, groups of 32.
 pub(super) struct Four8;
@@ -27,9 +77,53 @@ pub(super) struct EightMinimum;
 /// 8 bits, zero point 128, groups of 16.
 pub(super) struct Eight128Halves;
 
-/// Bytes of a panel's group of 32 elements.
-const FOUR_BYTES: usize = 4 * 64;
-const EIGHT_BYTES: usize = 8 * 64;
+impl IntegerPacking for Four8 {
+    const BITS: usize = 4;
+
+    fn starts(x: &Activations) -> &[i32] {
+        &x.zero8
+    }
+}
+
+impl IntegerPacking for FourMinimum {
+    const BITS: usize = 4;
+    const HAS_MINIMUM: bool = true;
+    const HAS_ZERO: bool = false;
+
+    fn starts(_: &Activations) -> &[i32] {
+        &[]
+    }
+}
+
+impl IntegerPacking for Eight128 {
+    const BITS: usize = 8;
+
+    fn starts(x: &Activations) -> &[i32] {
+        &x.zero128
+    }
+}
+
+impl IntegerPacking for EightMinimum {
+    const BITS: usize = 8;
+    const HAS_MINIMUM: bool = true;
+    const HAS_ZERO: bool = false;
+
+    fn starts(_: &Activations) -> &[i32] {
+        &[]
+    }
+}
+
+impl IntegerPacking for Eight128Halves {
+    const BITS: usize = 8;
+    const PARTS: usize = 2;
+
+    fn starts(x: &Activations) -> &[i32] {
+        &x.zero128_halves
+    }
+}
+
+/// Bytes of a panel's group of 32 elements, a byte for each.
+pub(super) const GROUP_BYTES: usize = GROUP * LANES;
 
 /// How far ahead of the sums weights are asked for. The hardware stops at each 4 KB; at 20 GB/s this is 400 ns.
 const AHEAD_BYTES: usize = 8192;
@@ -96,90 +190,81 @@ unsafe fn dot_steps<S: Simd, const N: usize>(start: i32, codes: &[S::B], x: *con
     acc
 }
 
-/// Sums over groups of 32 with a zero point; `starts` holds the accumulators' starts.
-#[inline(always)]
-unsafe fn symmetric<S: Simd, const M: usize, const GROUP_BYTES: usize>(
-    w: &PackedMatrix,
-    panel: usize,
-    x: &Activations,
-    row: usize,
-    starts: &[i32],
-) -> [S::F; M] {
-    let groups = x.groups();
-    let mut sums = [S::splat(0.0); M];
-    // SAFETY: the caller's: panel and rows exist, and the byte form was prepared.
-    unsafe {
-        let codes = w.panel(panel);
-        let share = w.panel_bytes() / groups;
-        let scales = codes.add(groups * GROUP_BYTES).cast::<u16>();
-        let (bytes, x_scales) =
-            (x.bytes.as_ptr().add(row * groups * GROUP), x.scales.as_ptr().add(row * groups));
-        let starts = starts.as_ptr().add(row * groups);
-        for g in 0..groups {
-            prefetch_ahead(codes.add(g * share), share);
-            let steps = match GROUP_BYTES {
-                FOUR_BYTES => unpack_four::<S>(codes.add(g * GROUP_BYTES)),
-                _ => load_eight::<S>(codes.add(g * GROUP_BYTES)),
-            };
-            let scale = S::load_f16(scales.add(g * 16));
-            for (m, sum) in sums.iter_mut().enumerate() {
-                let at = m * groups + g;
-                let acc = dot_steps::<S, 8>(*starts.add(at), &steps, bytes.add(at * GROUP));
-                let scale = S::mul(scale, S::splat(*x_scales.add(at)));
-                *sum = S::fma(S::to_f32(acc), scale, *sum);
-            }
+/// Rows of activations from one on, which lie interleaved: their bytes and what belongs to these.
+#[derive(Clone, Copy)]
+pub(super) struct Rows {
+    /// Groups of a row.
+    pub(super) groups: usize,
+    /// From a group to the next: rows that lie interleaved.
+    step: usize,
+    bytes: *const i8,
+    scales: *const f32,
+    sums: *const f32,
+    starts: *const i32,
+}
+
+impl Rows {
+    /// Those from `row` on, as the packing `P` meets them, as far as they lie interleaved.
+    #[inline(always)]
+    pub(super) fn of<P: IntegerPacking>(x: &Activations, row: usize) -> Self {
+        let (first, step) = x.place(row);
+        let starts = if P::PARTS == 2 { place_of_halves(first) } else { first };
+        Self {
+            groups: x.groups(),
+            step,
+            bytes: x.bytes.as_ptr().wrapping_add(first * GROUP),
+            scales: x.scales.as_ptr().wrapping_add(first),
+            sums: x.sums.as_ptr().wrapping_add(first),
+            starts: P::starts(x).as_ptr().wrapping_add(starts),
         }
     }
-    finish::<S, M>(w, sums)
-}
 
-/// Sums over groups of 32 with minima.
-#[inline(always)]
-unsafe fn with_minima<S: Simd, const M: usize, const GROUP_BYTES: usize>(
-    w: &PackedMatrix,
-    panel: usize,
-    x: &Activations,
-    row: usize,
-) -> [S::F; M] {
-    let groups = x.groups();
-    let mut sums = [S::splat(0.0); M];
-    // SAFETY: the caller's: panel and rows exist, and the byte form was prepared.
-    unsafe {
-        let codes = w.panel(panel);
-        let share = w.panel_bytes() / groups;
-        let scales = codes.add(groups * GROUP_BYTES).cast::<u16>();
-        let (bytes, x_scales) =
-            (x.bytes.as_ptr().add(row * groups * GROUP), x.scales.as_ptr().add(row * groups));
-        let x_sums = x.sums.as_ptr().add(row * groups);
-        for g in 0..groups {
-            prefetch_ahead(codes.add(g * share), share);
-            let steps = match GROUP_BYTES {
-                FOUR_BYTES => unpack_four::<S>(codes.add(g * GROUP_BYTES)),
-                _ => load_eight::<S>(codes.add(g * GROUP_BYTES)),
-            };
-            let (scale, minimum) = (S::load_f16(scales.add(g * 32)), S::load_f16(scales.add(g * 32 + 16)));
-            for (m, sum) in sums.iter_mut().enumerate() {
-                let at = m * groups + g;
-                let acc = dot_steps::<S, 8>(0, &steps, bytes.add(at * GROUP));
-                let scale = S::mul(scale, S::splat(*x_scales.add(at)));
-                *sum = S::fma(minimum, S::splat(*x_sums.add(at)), *sum);
-                *sum = S::fma(S::to_f32(acc), scale, *sum);
+    /// The bytes of a group of row `m`.
+    #[inline(always)]
+    pub(super) fn bytes(&self, group: usize, m: usize) -> *const i8 {
+        self.bytes.wrapping_add((group * self.step + m) * GROUP)
+    }
+
+    /// What the whole sum of a part of a group of row `m` begins with.
+    ///
+    /// # Safety
+    ///
+    /// Row and group exist, and byte forms were prepared.
+    #[inline(always)]
+    pub(super) unsafe fn start<P: IntegerPacking>(&self, group: usize, part: usize, m: usize) -> i32 {
+        // SAFETY: the caller's.
+        if P::HAS_ZERO { unsafe { *self.starts.add((group * P::PARTS + part) * self.step + m) } } else { 0 }
+    }
+
+    /// `sum` and what a group of row `m` adds to it, whose parts have these whole sums.
+    ///
+    /// # Safety
+    ///
+    /// As [`Rows::start`].
+    #[inline(always)]
+    pub(super) unsafe fn add<S: Simd, P: IntegerPacking>(
+        &self,
+        parts: [S::I; 2],
+        numbers: [S::F; 2],
+        (group, m): (usize, usize),
+        mut sum: S::F,
+    ) -> S::F {
+        // SAFETY: the caller's.
+        unsafe {
+            let at = group * self.step + m;
+            let scale = S::splat(*self.scales.add(at));
+            if P::HAS_MINIMUM {
+                sum = S::fma(numbers[1], S::splat(*self.sums.add(at)), sum);
+            }
+            for part in 0..P::PARTS {
+                sum = S::fma(S::to_f32(parts[part]), S::mul(numbers[part], scale), sum);
             }
         }
+        sum
     }
-    finish::<S, M>(w, sums)
 }
 
-#[inline(always)]
-fn finish<S: Simd, const M: usize>(w: &PackedMatrix, mut sums: [S::F; M]) -> [S::F; M] {
-    let unit = S::splat(w.unit());
-    for sum in &mut sums {
-        *sum = S::mul(*sum, unit);
-    }
-    sums
-}
-
-impl Tile for Four8 {
+impl<P: IntegerPacking> Tile for P {
     #[inline(always)]
     unsafe fn dot<S: Simd, const M: usize>(
         w: &PackedMatrix,
@@ -187,83 +272,34 @@ impl Tile for Four8 {
         x: &Activations,
         row: usize,
     ) -> [S::F; M] {
-        // SAFETY: passed on.
-        unsafe { symmetric::<S, M, FOUR_BYTES>(w, panel, x, row, &x.zero8) }
-    }
-}
-
-impl Tile for FourMinimum {
-    #[inline(always)]
-    unsafe fn dot<S: Simd, const M: usize>(
-        w: &PackedMatrix,
-        panel: usize,
-        x: &Activations,
-        row: usize,
-    ) -> [S::F; M] {
-        // SAFETY: passed on.
-        unsafe { with_minima::<S, M, FOUR_BYTES>(w, panel, x, row) }
-    }
-}
-
-impl Tile for Eight128 {
-    #[inline(always)]
-    unsafe fn dot<S: Simd, const M: usize>(
-        w: &PackedMatrix,
-        panel: usize,
-        x: &Activations,
-        row: usize,
-    ) -> [S::F; M] {
-        // SAFETY: passed on.
-        unsafe { symmetric::<S, M, EIGHT_BYTES>(w, panel, x, row, &x.zero128) }
-    }
-}
-
-impl Tile for EightMinimum {
-    #[inline(always)]
-    unsafe fn dot<S: Simd, const M: usize>(
-        w: &PackedMatrix,
-        panel: usize,
-        x: &Activations,
-        row: usize,
-    ) -> [S::F; M] {
-        // SAFETY: passed on.
-        unsafe { with_minima::<S, M, EIGHT_BYTES>(w, panel, x, row) }
-    }
-}
-
-impl Tile for Eight128Halves {
-    #[inline(always)]
-    unsafe fn dot<S: Simd, const M: usize>(
-        w: &PackedMatrix,
-        panel: usize,
-        x: &Activations,
-        row: usize,
-    ) -> [S::F; M] {
-        let groups = x.groups();
+        let x = Rows::of::<P>(x, row);
         let mut sums = [S::splat(0.0); M];
         // SAFETY: the caller's: panel and rows exist, and the byte form was prepared.
         unsafe {
-            let codes = w.panel(panel);
-            let share = w.panel_bytes() / groups;
-            let scales = codes.add(groups * EIGHT_BYTES).cast::<u16>();
-            let (bytes, x_scales) =
-                (x.bytes.as_ptr().add(row * groups * GROUP), x.scales.as_ptr().add(row * groups));
-            let starts = x.zero128_halves.as_ptr().add(2 * row * groups);
-            for g in 0..groups {
-                prefetch_ahead(codes.add(g * share), share);
-                let steps = load_eight::<S>(codes.add(g * EIGHT_BYTES));
-                let halves = [S::load_f16(scales.add(g * 32)), S::load_f16(scales.add(g * 32 + 16))];
+            let share = w.panel_bytes() / x.groups;
+            for group in 0..x.groups {
+                prefetch_ahead(w.panel(panel).add(group * share), share);
+                let codes = P::codes::<S>(w, panel, group);
+                let numbers = P::numbers::<S>(w, panel, group);
                 for (m, sum) in sums.iter_mut().enumerate() {
-                    let at = m * groups + g;
-                    let x_scale = S::splat(*x_scales.add(at));
-                    for (h, &scale) in halves.iter().enumerate() {
-                        let x = bytes.add(at * GROUP + 16 * h);
-                        let acc = dot_steps::<S, 4>(*starts.add(2 * at + h), &steps[4 * h..], x);
-                        *sum = S::fma(S::to_f32(acc), S::mul(scale, x_scale), *sum);
-                    }
+                    let bytes = x.bytes(group, m);
+                    let start = |part| x.start::<P>(group, part, m);
+                    let parts = if P::PARTS == 1 {
+                        let first = dot_steps::<S, 4>(start(0), &codes, bytes);
+                        let second = dot_steps::<S, 4>(0, &codes[4..], bytes.add(GROUP / 2));
+                        [S::add_i32(first, second), S::splat_i32(0)]
+                    } else {
+                        let second = bytes.add(GROUP / 2);
+                        [
+                            dot_steps::<S, 4>(start(0), &codes, bytes),
+                            dot_steps::<S, 4>(start(1), &codes[4..], second),
+                        ]
+                    };
+                    *sum = x.add::<S, P>(parts, numbers, (group, m), *sum);
                 }
             }
         }
-        finish::<S, M>(w, sums)
+        let unit = S::splat(w.unit());
+        sums.map(|sum| S::mul(sum, unit))
     }
 }

@@ -1,21 +1,24 @@
 //! Linear layers whose activations are rounded to the weights' precision: as fast as the bytes arrive.
 
+use std::{marker::PhantomData, ops::Range};
+
 use super::{
     float,
     form::Packing,
-    integer,
-    part::{LinearPart, OutPtr, check_parts, for_each_part},
+    integer::{self, IntegerPacking},
+    part::{LinearPart, OutPtr, blocks, check_parts, for_each_part},
     tile::Tile,
+    tiled::{MAX_ROWS, Tiled},
 };
 use crate::{
-    activations::Activations,
-    isa::Isa,
+    activations::{Activations, SIDE},
+    isa::{Isa, MatrixUnit},
     pool::Pool,
-    simd::{Kernel, LANES, Simd},
+    simd::{Kernel, LANES, Simd, amx::Tiles},
 };
 
 /// Rows of activations that a panel meets before the next panel is loaded: they stay in the second-level cache.
-const ROW_BLOCK: usize = 64;
+const ROW_BLOCK: usize = MAX_ROWS;
 
 /// Computes `parts` for every row of `x` into rows of `out` of `stride` elements, on all threads of `pool`.
 /// `x` must have been prepared in the forms the matrices need.
@@ -38,12 +41,13 @@ pub fn linear(
         assert!(x.holds(part.matrix.forms()), "activations were prepared in the form of the weights");
     }
     let out = OutPtr(out.as_mut_ptr());
+    let matrix_unit = isa.matrix_unit();
     let panels: usize = parts.iter().map(|part| part.matrix.panels()).sum();
     let chunk = panels_a_chunk(panels, rows, pool.threads());
     pool.run(panels.div_ceil(chunk), |i| {
         let out = &out;
         for_each_part(parts, i * chunk, panels.min((i + 1) * chunk), |part, first, last| {
-            isa.dispatch(Chunk { x, part, first, last, out: out.0, stride });
+            isa.dispatch(Chunk { x, part, first, last, matrix_unit, out: out.0, stride });
         });
     });
 }
@@ -56,11 +60,12 @@ fn panels_a_chunk(panels: usize, rows: usize, threads: usize) -> usize {
 
 /// Panels `first..last` of one part, for all rows.
 #[derive(Clone, Copy)]
-struct Chunk<'a> {
-    x: &'a Activations,
-    part: LinearPart<'a>,
+pub(super) struct Chunk<'a> {
+    pub(super) x: &'a Activations,
+    pub(super) part: LinearPart<'a>,
     first: usize,
     last: usize,
+    matrix_unit: MatrixUnit,
     out: *mut f32,
     stride: usize,
 }
@@ -70,31 +75,51 @@ impl Kernel for Chunk<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self) {
-        let rows = self.x.rows();
-        let mut from = 0;
-        while from < rows {
-            let to = rows.min(from + ROW_BLOCK);
+        // SAFETY: `linear` was told by the set that the unit may be used, and this thread does nothing else meanwhile.
+        let tiles = (S::BESIDE_MATRIX_UNIT && self.matrix_unit == MatrixUnit::Amx && self.x.rows() >= SIDE)
+            .then(|| unsafe { Tiles::lay_out() });
+        let tiles = tiles.as_ref();
+        for rows in blocks(0..self.x.rows(), ROW_BLOCK) {
             for panel in self.first..self.last {
+                let rows = rows.clone();
                 match self.part.matrix.packing() {
-                    Packing::F32 => self.rows::<S, float::Unrounded<f32>>(panel, from, to),
-                    Packing::F16 => self.rows::<S, float::Unrounded<u16>>(panel, from, to),
-                    Packing::Bf16 => self.rows::<S, float::Bf16>(panel, from, to),
-                    Packing::Four8 => self.rows::<S, integer::Four8>(panel, from, to),
-                    Packing::FourMinimum => self.rows::<S, integer::FourMinimum>(panel, from, to),
-                    Packing::Eight128 => self.rows::<S, integer::Eight128>(panel, from, to),
-                    Packing::EightMinimum => self.rows::<S, integer::EightMinimum>(panel, from, to),
-                    Packing::Eight128Halves => self.rows::<S, integer::Eight128Halves>(panel, from, to),
+                    Packing::F32 => self.rows::<S, float::Unrounded<f32>>(panel, rows),
+                    Packing::F16 => self.rows::<S, float::Unrounded<u16>>(panel, rows),
+                    Packing::Bf16 => self.rows::<S, float::Bf16>(panel, rows),
+                    Packing::Four8 => self.integers::<S, integer::Four8>(panel, rows, tiles),
+                    Packing::FourMinimum => self.integers::<S, integer::FourMinimum>(panel, rows, tiles),
+                    Packing::Eight128 => self.integers::<S, integer::Eight128>(panel, rows, tiles),
+                    Packing::EightMinimum => self.integers::<S, integer::EightMinimum>(panel, rows, tiles),
+                    Packing::Eight128Halves => {
+                        self.integers::<S, integer::Eight128Halves>(panel, rows, tiles)
+                    }
                 }
             }
-            from = to;
         }
     }
 }
 
 impl Chunk<'_> {
+    /// Rows that fill tiles through the matrix unit where there is one, the others without.
     #[inline(always)]
-    fn rows<S: Simd, T: Tile>(&self, panel: usize, from: usize, to: usize) {
-        let mut row = from;
+    fn integers<S: Simd, P: IntegerPacking>(&self, panel: usize, rows: Range<usize>, tiles: Option<&Tiles>) {
+        let mut rest = rows.clone();
+        if let Some(tiles) = tiles.filter(|_| S::BESIDE_MATRIX_UNIT && rows.len() >= SIDE) {
+            rest.start = rows.end - rows.len() % SIDE;
+            S::call(Tiled::<P> {
+                chunk: self,
+                tiles,
+                panel,
+                rows: rows.start..rest.start,
+                packing: PhantomData,
+            });
+        }
+        self.rows::<S, P>(panel, rest);
+    }
+
+    #[inline(always)]
+    fn rows<S: Simd, T: Tile>(&self, panel: usize, rows: Range<usize>) {
+        let Range { start: mut row, end: to } = rows;
         while row < to {
             row += match S::TILE.min(to - row) {
                 8.. => self.tile::<S, T, 8>(panel, row),
@@ -107,20 +132,24 @@ impl Chunk<'_> {
 
     #[inline(always)]
     fn tile<S: Simd, T: Tile, const M: usize>(&self, panel: usize, row: usize) -> usize {
-        let w = self.part.matrix;
-        let feature = panel * LANES;
-        let lanes = LANES.min(w.rows() - feature);
-        // SAFETY: `linear` has checked that rows and panels exist and that columns lie within `out`; no other chunk
-        // writes these columns.
-        unsafe {
-            let sums = T::dot::<S, M>(w, panel, self.x, row);
-            let bias = self.part.bias.map(|bias| S::load_head(bias.as_ptr().add(feature), lanes));
-            for (i, &sum) in sums.iter().enumerate() {
-                let sum = bias.map_or(sum, |bias| S::add(sum, bias));
-                let to = self.out.add((row + i) * self.stride + self.part.column + feature);
-                S::store_head(to, sum, lanes);
-            }
+        // SAFETY: `linear` has checked that rows and panels exist.
+        let sums = unsafe { T::dot::<S, M>(self.part.matrix, panel, self.x, row) };
+        for (i, &sum) in sums.iter().enumerate() {
+            self.put::<S>(panel, row + i, sum);
         }
         M
+    }
+
+    /// Writes the sums of a row with a panel.
+    #[inline(always)]
+    pub(super) fn put<S: Simd>(&self, panel: usize, row: usize, sums: S::F) {
+        let feature = panel * LANES;
+        let lanes = LANES.min(self.part.matrix.rows() - feature);
+        // SAFETY: `linear` has checked that columns lie within `out`; no other chunk writes these.
+        unsafe {
+            let bias = self.part.bias.map(|bias| S::load_head(bias.as_ptr().add(feature), lanes));
+            let sums = bias.map_or(sums, |bias| S::add(sums, bias));
+            S::store_head(self.out.add(row * self.stride + self.part.column + feature), sums, lanes);
+        }
     }
 }

@@ -242,6 +242,21 @@ impl Simd for Avx2 {
         cpu!([_mm256_set1_epi32(x); 2])
     }
     #[inline(always)]
+    unsafe fn load_i32(from: *const i32) -> I {
+        cpu!([_mm256_loadu_si256(from.cast()), _mm256_loadu_si256(from.add(8).cast())])
+    }
+    #[inline(always)]
+    unsafe fn store_i32(to: *mut i32, v: I) {
+        cpu!({
+            _mm256_storeu_si256(to.cast(), v[0]);
+            _mm256_storeu_si256(to.add(8).cast(), v[1]);
+        });
+    }
+    #[inline(always)]
+    fn add_i32(a: I, b: I) -> I {
+        cpu!([_mm256_add_epi32(a[0], b[0]), _mm256_add_epi32(a[1], b[1])])
+    }
+    #[inline(always)]
     fn to_i32(v: F) -> I {
         cpu!([_mm256_cvtps_epi32(v[0]), _mm256_cvtps_epi32(v[1])])
     }
@@ -289,6 +304,13 @@ impl Simd for Avx2 {
     #[inline(always)]
     unsafe fn load_bytes(from: *const u8) -> I {
         cpu!([_mm256_loadu_si256(from.cast()), _mm256_loadu_si256(from.add(32).cast())])
+    }
+    #[inline(always)]
+    unsafe fn store_bytes(to: *mut u8, v: I) {
+        cpu!({
+            _mm256_storeu_si256(to.cast(), v[0]);
+            _mm256_storeu_si256(to.add(32).cast(), v[1]);
+        });
     }
     #[inline(always)]
     fn low_nibbles(v: I) -> I {

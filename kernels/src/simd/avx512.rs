@@ -37,6 +37,7 @@ impl Simd for Avx512 {
     type B = __m512i;
 
     const TILE: usize = 8;
+    const BESIDE_MATRIX_UNIT: bool = true;
 
     #[inline(always)]
     fn call<K: Kernel>(kernel: K) -> K::Output {
@@ -155,6 +156,18 @@ impl Simd for Avx512 {
         cpu!(_mm512_set1_epi32(x))
     }
     #[inline(always)]
+    unsafe fn load_i32(from: *const i32) -> __m512i {
+        cpu!(_mm512_loadu_si512(from.cast()))
+    }
+    #[inline(always)]
+    unsafe fn store_i32(to: *mut i32, v: __m512i) {
+        cpu!(_mm512_storeu_si512(to.cast(), v));
+    }
+    #[inline(always)]
+    fn add_i32(a: __m512i, b: __m512i) -> __m512i {
+        cpu!(_mm512_add_epi32(a, b))
+    }
+    #[inline(always)]
     fn to_i32(v: __m512) -> __m512i {
         cpu!(_mm512_cvtps_epi32(v))
     }
@@ -186,6 +199,10 @@ impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn load_bytes(from: *const u8) -> __m512i {
         cpu!(_mm512_loadu_si512(from.cast()))
+    }
+    #[inline(always)]
+    unsafe fn store_bytes(to: *mut u8, v: __m512i) {
+        cpu!(_mm512_storeu_si512(to.cast(), v));
     }
     #[inline(always)]
     fn low_nibbles(v: __m512i) -> __m512i {

@@ -161,6 +161,20 @@ impl Simd for Portable {
         [x; 16]
     }
     #[inline(always)]
+    unsafe fn load_i32(from: *const i32) -> I {
+        // SAFETY: the caller's.
+        unsafe { from.cast::<I>().read_unaligned() }
+    }
+    #[inline(always)]
+    unsafe fn store_i32(to: *mut i32, v: I) {
+        // SAFETY: the caller vouches for 16 elements.
+        unsafe { to.cast::<I>().write_unaligned(v) }
+    }
+    #[inline(always)]
+    fn add_i32(a: I, b: I) -> I {
+        lanes!(i => a[i].wrapping_add(b[i]))
+    }
+    #[inline(always)]
     fn to_i32(v: F) -> I {
         lanes!(i => v[i].round_ties_even() as i32)
     }
@@ -192,6 +206,11 @@ impl Simd for Portable {
         unsafe { to.cast::<I>().write_unaligned(pairs) }
     }
 
+    #[inline(always)]
+    unsafe fn store_bytes(to: *mut u8, v: B) {
+        // SAFETY: the caller's.
+        unsafe { to.cast::<B>().write_unaligned(v) };
+    }
     #[inline(always)]
     unsafe fn load_bytes(from: *const u8) -> B {
         // SAFETY: the caller vouches for 64 bytes.

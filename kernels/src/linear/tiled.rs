@@ -1,0 +1,137 @@
+//! Integer panels and many rows, through a matrix unit: codes are unpacked once for all rows, and sums of groups come back as
+//! whole numbers through memory that stays in the first-level cache.
+//!
+//! While the unit is at a group, the sums of one before enter the float sums, by the same operations in the same order as in
+//! `integer`: an output has the same bits by either way.
+
+use std::{marker::PhantomData, mem::MaybeUninit, ops::Range};
+
+use super::{
+    integer::{GROUP_BYTES, IntegerPacking, Rows},
+    part::{Room, blocks},
+    rounded::Chunk,
+};
+use crate::{
+    activations::SIDE,
+    simd::{Kernel, LANES, Simd, amx::Tiles},
+};
+
+/// Groups whose codes are unpacked at once: 24 KB.
+const DEPTH: usize = 48;
+
+/// Groups that the unit is ahead: from loading a tile to reading its sums takes as long as adding so many groups.
+const AHEAD: usize = 4;
+
+/// Places for whole sums: of groups that the unit is ahead, and the one that is added.
+const TURNS: usize = 8;
+
+/// Rows that pass over unpacked codes, at most.
+pub(super) const MAX_ROWS: usize = 64;
+
+/// Computes `panel` for `rows`, sixteen or a multiple, at most [`MAX_ROWS`].
+pub(super) struct Tiled<'a, P> {
+    pub(super) chunk: &'a Chunk<'a>,
+    pub(super) tiles: &'a Tiles,
+    pub(super) panel: usize,
+    pub(super) rows: Range<usize>,
+    pub(super) packing: PhantomData<P>,
+}
+
+/// Where codes and sums lie meanwhile.
+#[repr(align(64))]
+struct Desk {
+    codes: [MaybeUninit<u8>; DEPTH * GROUP_BYTES],
+    /// Whole sums of groups, of two halves each.
+    whole: [MaybeUninit<i32>; TURNS * 2 * SIDE * LANES],
+    /// Float sums of rows that wait for the next groups.
+    sums: Room<{ MAX_ROWS * LANES }>,
+}
+
+impl<P: IntegerPacking> Kernel for Tiled<'_, P> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        debug_assert!(self.rows.len() <= MAX_ROWS && self.rows.len().is_multiple_of(SIDE));
+        let mut desk = Desk {
+            codes: [const { MaybeUninit::uninit() }; _],
+            whole: [const { MaybeUninit::uninit() }; _],
+            sums: Room::new(),
+        };
+        for groups in blocks(0..self.chunk.x.groups(), DEPTH) {
+            self.unpack::<S>(&groups, &mut desk);
+            for row in self.rows.clone().step_by(SIDE) {
+                self.tile::<S>(row, &groups, &mut desk);
+            }
+        }
+    }
+}
+
+impl<P: IntegerPacking> Tiled<'_, P> {
+    #[inline(always)]
+    fn unpack<S: Simd>(&self, groups: &Range<usize>, desk: &mut Desk) {
+        let mut to = desk.codes.as_mut_ptr().cast::<u8>();
+        for group in groups.clone() {
+            // SAFETY: panel and group exist, and there is room for `DEPTH` groups.
+            unsafe {
+                for step in P::codes::<S>(self.chunk.part.matrix, self.panel, group) {
+                    S::store_bytes(to, step);
+                    to = to.add(GROUP_BYTES / 8);
+                }
+            }
+        }
+    }
+
+    /// Sixteen rows from `row` on, over some groups.
+    #[inline(always)]
+    fn tile<S: Simd>(&self, row: usize, groups: &Range<usize>, desk: &mut Desk) {
+        let x = Rows::of::<P>(self.chunk.x, row);
+        let (codes, whole) = (desk.codes.as_ptr().cast::<u8>(), desk.whole.as_mut_ptr().cast::<i32>());
+        let kept = desk.sums.as_mut_ptr().wrapping_add((row - self.rows.start) * LANES);
+        let w = self.chunk.part.matrix;
+        let mut sums = [S::splat(0.0); SIDE];
+        // SAFETY: rows, groups and panel exist, the registers are laid out, and the desk has room for all that is kept on it.
+        unsafe {
+            if groups.start > 0 {
+                for (m, sum) in sums.iter_mut().enumerate() {
+                    *sum = S::load(kept.add(m * LANES));
+                }
+            }
+            let turn = |group: usize| whole.add(group % TURNS * 2 * SIDE * LANES);
+            let dot = |group: usize| {
+                let codes = codes.add((group - groups.start) * GROUP_BYTES);
+                if P::PARTS == 2 {
+                    self.tiles.dot_halves(x.bytes(group, 0), codes, turn(group));
+                } else {
+                    self.tiles.dot_group(x.bytes(group, 0), codes, turn(group));
+                }
+            };
+            (groups.start..groups.end.min(groups.start + AHEAD)).for_each(dot);
+            for group in groups.clone() {
+                if group + AHEAD < groups.end {
+                    dot(group + AHEAD);
+                }
+                let numbers = P::numbers::<S>(w, self.panel, group);
+                for (m, sum) in sums.iter_mut().enumerate() {
+                    let part = |part: usize| {
+                        let whole = S::load_i32(turn(group).add((part * SIDE + m) * LANES));
+                        if P::HAS_ZERO {
+                            S::add_i32(whole, S::splat_i32(x.start::<P>(group, part, m)))
+                        } else {
+                            whole
+                        }
+                    };
+                    let parts = [part(0), if P::PARTS == 2 { part(1) } else { S::splat_i32(0) }];
+                    *sum = x.add::<S, P>(parts, numbers, (group, m), *sum);
+                }
+            }
+            for (m, &sum) in sums.iter().enumerate() {
+                if groups.end == x.groups {
+                    self.chunk.put::<S>(self.panel, row + m, S::mul(sum, S::splat(w.unit())));
+                } else {
+                    S::store(kept.add(m * LANES), sum);
+                }
+            }
+        }
+    }
+}
