@@ -9,7 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use cache::ledger::{Account, Charge};
+use cache::ledger::{Account, Charge, Full};
 use settings::{ByteCount, MemoryPart};
 use shmproto::message::HeldStats;
 
@@ -93,13 +93,24 @@ impl Default for MemoryBudget {
     }
 }
 
+/// Whether bytes that are taken later could be, beside what is held now.
+///
+/// # Errors
+/// If not; `remedy` says what to do.
+pub(crate) fn expect(account: &Account, bytes: u64, remedy: &str) -> anyhow::Result<()> {
+    account.charge(bytes).map(drop).map_err(|full| no_room(account, &full, remedy))
+}
+
+fn no_room(account: &Account, full: &Full, remedy: &str) -> anyhow::Error {
+    anyhow::anyhow!("no memory for {}: {full}; {remedy}", account.name())
+}
+
 /// Takes bytes that are held until the process ends.
 ///
 /// # Errors
 /// If there are not so many; `remedy` says what to do.
 pub(crate) fn take(account: &Account, bytes: u64, remedy: &str) -> anyhow::Result<()> {
-    let taken = account.charge(bytes).map(Charge::for_good);
-    taken.map_err(|full| anyhow::anyhow!("no memory for {}: {full}; {remedy}", account.name()))
+    account.charge(bytes).map(Charge::for_good).map_err(|full| no_room(account, &full, remedy))
 }
 
 /// Memory that nobody uses.

@@ -163,7 +163,7 @@ fn fingerprint(settings: &MemorySettings, facts: &Facts) -> io::Result<[u8; 32]>
     let words = format!(
         "{:?} {:?} {} {}",
         facts.device.kind,
-        kernels::Isa::best(),
+        kernels::Isa::vectors(),
         facts.device.name,
         settings.numbers
     );

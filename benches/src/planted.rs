@@ -43,7 +43,7 @@ impl Quality {
     }
 }
 
-/// See the module. Which guesses are wrong follows from the place alone.
+/// See the module. Which guesses are wrong follows from the place and `seed` alone.
 #[derive(Debug, Clone)]
 pub(crate) struct Planted {
     pub(crate) answer: Arc<[u32]>,
@@ -52,6 +52,7 @@ pub(crate) struct Planted {
     /// Guesses for each place.
     pub(crate) width: usize,
     pub(crate) quality: Quality,
+    pub(crate) seed: u64,
     /// What a guess takes of the thread that asks.
     pub(crate) takes: Duration,
 }
@@ -60,7 +61,7 @@ impl Planted {
     /// What is guessed at a place of the answer; none behind its end.
     pub(crate) fn at(&self, place: usize) -> Vec<Guess> {
         let Some(&truth) = self.answer.get(place) else { return Vec::new() };
-        let rng = Rng::seeded(2_026);
+        let rng = Rng::seeded(self.seed);
         let below = |draw: usize, share| rng.uniform((3 * place + draw) as u64) < share;
         let Quality { sure, unsure, share } = self.quality;
         let correct = if below(2, share) { unsure } else { sure };

@@ -20,7 +20,7 @@ pub mod tensors;
 
 use std::{convert::Infallible, sync::Arc};
 
-use kernels::{Activations, Arena};
+use kernels::{Activations, Arena, PackedForm};
 
 use crate::{
     cpu::Compute,
@@ -205,6 +205,19 @@ pub(crate) fn jobs(config: &ModelConfig) -> Vec<Job> {
     let head = (!config.tied_head).then_some(Job::Linear(0, Target::LmHead));
     let block = |layer| BLOCK_TARGETS.map(|target| Job::Linear(layer, target));
     head.into_iter().chain([Job::Embedding]).chain((0..config.layers).flat_map(block)).collect()
+}
+
+/// Bytes that the matrices of `source` take in memory once they are packed, before any is read. One that is missing takes none:
+/// whoever reads it says so.
+#[must_use]
+pub fn packed_bytes(source: &dyn WeightSource) -> u64 {
+    let config = source.config();
+    let bytes = |job: Job| {
+        let [rows, cols] = tensor_shape(config, job.weight());
+        let form = PackedForm::known(source.kind(job.weight())?, rows, cols, 1.0)?;
+        Some(form.bytes() as u64)
+    };
+    jobs(config).into_iter().filter_map(bytes).fold(0, u64::saturating_add)
 }
 
 fn pack(source: &dyn WeightSource, arena: &Arena, job: Job) -> Result<Linear, WeightsError> {

@@ -44,6 +44,7 @@ impl Price {
                     return false;
                 }
                 *left_s -= guess_s;
+                step.drafting_s += guess_s;
                 *probe = Probe::No;
             }
             Self::Free { left_s } => {

@@ -10,7 +10,7 @@ use model::{
     resident::{LoadedWeights, ResidentModel, ResidentOptions, SharedBase},
     shape::config::ModelConfig,
     weights::{
-        LoadProgress,
+        LoadProgress, packed_bytes,
         served::ServedLayers,
         streamed::{StreamError, StreamOptions},
     },
@@ -59,6 +59,11 @@ struct Host {
 impl Opening for Host {
     type Weights = LoadedWeights<ServedLayers>;
     type Pass = Pass;
+
+    /// A streamed base holds itself to its bound.
+    fn needs(&self, base: &Base) -> u64 {
+        if self.streamed.is_some() { 0 } else { packed_bytes(&*base.source) }
+    }
 
     fn load(&self, base: &Base, progress: &Progress) -> anyhow::Result<LoadedWeights<ServedLayers>> {
         let told = |at: LoadProgress| progress.done(at.done, at.total);

@@ -70,6 +70,10 @@ impl Opening for Gpu {
     type Weights = CudaWeights;
     type Pass = CudaModel;
 
+    fn needs(&self, _: &Base) -> u64 {
+        0
+    }
+
     fn load(&self, base: &Base, progress: &Progress) -> anyhow::Result<CudaWeights> {
         let told = |at: LoadProgress| progress.done(at.done, at.total);
         Ok(CudaWeights::load(&*base.source, &self.cuda, base.cores.len(), &told)?)

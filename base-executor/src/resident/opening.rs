@@ -29,12 +29,19 @@ use crate::{
     workers::Workers,
 };
 
+/// What to do about a base that is larger than memory.
+const SMALLER_BASE: &str =
+    "serve a smaller base, or one of fewer bits, or let most of it come from the disk (--weight-bytes)";
+
 /// What a device does while a base is opened on it.
 pub(super) trait Opening {
     /// The weights, as the device computes with them.
     type Weights;
     /// The forward pass over them.
     type Pass: ForwardPass<Adapter = PreparedAdapter> + EvaluateSites + Send + 'static;
+
+    /// Bytes of the host's memory that the weights of `base` will take, as far as is known before.
+    fn needs(&self, base: &Base) -> u64;
 
     /// Loads the weights of `base`.
     fn load(&self, base: &Base, progress: &Progress) -> anyhow::Result<Self::Weights>;
@@ -84,6 +91,9 @@ pub(super) fn open<O: Opening>(
     progress: &Progress,
     arrivals: Arrivals,
 ) -> anyhow::Result<Resident<O::Pass, AdapterLoader>> {
+    let budget = MemoryBudget::of_this_machine(config.process_memory, config.adapter_bytes.0);
+    // What does not fit would have the system kill this process while it loads.
+    budget::expect(&budget.weights, device.needs(&base), SMALLER_BASE)?;
     progress.stage(base.stage);
     failpoint::pass("executor.before_weights");
     let weights = device.load(&base, progress)?;
@@ -92,10 +102,9 @@ pub(super) fn open<O: Opening>(
     let (shape, suits) = O::shape(&weights);
     let layer_plan = base.layer_plan(config, &shape, suits);
     device.tell(&base, &weights);
-    let budget = MemoryBudget::of_this_machine(config.process_memory, config.adapter_bytes.0);
     let [weight_bytes, pool_bytes] = O::host_bytes(&weights, config);
     let weights_account = budget.bounded_weights(config.weights.bytes);
-    budget::take(&weights_account, weight_bytes, "serve a smaller base, or one of fewer bits")?;
+    budget::take(&weights_account, weight_bytes, SMALLER_BASE)?;
     budget::take(
         &budget.blocks,
         pool_bytes,

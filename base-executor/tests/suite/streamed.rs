@@ -161,6 +161,14 @@ async fn a_real_base_holds_no_more_memory_than_it_may() {
     assert_eq!(tokens[0], tokens[1]);
 }
 
+#[test]
+fn a_base_that_its_process_cannot_hold_is_refused_before_it_is_read() {
+    let place = Place::new();
+    let arguments = ["--process-memory", "60MiB", "--kv-bytes", "8MiB", "--max-workers", "0"];
+    let told = Process(place.command_for(&real_model(), "", &arguments).spawn().unwrap()).fails(1);
+    assert!(told.contains("no memory for weights") && told.contains("--weight-bytes"), "{told}");
+}
+
 #[tokio::test]
 async fn in_a_control_group_that_a_base_does_not_fit_into_it_is_served_from_the_disk() {
     let limit = 80 << 20;
@@ -171,8 +179,8 @@ async fn in_a_control_group_that_a_base_does_not_fit_into_it_is_served_from_the_
         let fixed = [&pool[..], &["--cold-start", "on-demand", "--max-workers", "0"]].concat();
         Process(place.command_for(&model, &group.enter(), &[&fixed[..], more].concat()).spawn().unwrap())
     };
-    let mut resident = start(&[]);
-    assert!(!resident.0.wait().unwrap().success(), "whoever takes more than the limit does not come up");
+    let told = start(&[]).fails(1);
+    assert!(told.contains("no memory for weights") && told.contains("--weight-bytes"), "{told}");
     // The same base is packed and served there.
     let mut process = start(&["--weight-bytes", "24MiB"]);
     process.ready();
