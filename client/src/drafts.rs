@@ -18,7 +18,7 @@ use speculation::{
     growth::{Pacer, grow},
     tree::{MAX_NODES, TokenTree},
     verdict::Verdict,
-    worth::{Step, is_due, worth},
+    worth::{Step, is_worth_asking, worth},
 };
 
 pub use speculation::baseline::Rule;
@@ -115,15 +115,16 @@ impl<'a> Drafting<'a> {
     fn worthy(&mut self, cost: Line, max_nodes: usize) -> TokenTree {
         // What is not guessed yet costs the guess too.
         let guess_s = self.guesses.line().map_or(0.0, |line| line.alpha);
-        let is_due = |tree: &TokenTree| is_due(&step(cost), tree, guess_s);
         let begun = Instant::now();
+        let so_far = || Step { drafting_s: begun.elapsed().as_secs_f64(), ..step(cost) };
+        let is_due = |tree: &TokenTree| !is_worth_asking(&so_far(), guess_s, tree, tree.next_confidence());
         let mut tree = TokenTree::new();
         let growing = (&mut Pacer::default(), &mut *self.guesser);
         let Ok(()) = grow(&mut tree, growing, max_nodes, is_due);
         if !tree.is_empty() {
             self.guesses.observe(tree.len() as f64, begun.elapsed().as_secs_f64());
         }
-        let worth = worth(&step(cost), &[&tree]);
+        let worth = worth(&so_far(), &[&tree]);
         self.figures.threshold = worth.least_confidence;
         tree.pruned(worth.kept[0])
     }

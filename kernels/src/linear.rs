@@ -17,9 +17,10 @@
 //!
 //! # Layout
 //!
-//! - `form`: panels, and how they are made. `pack`: matrices of them. `part`: what the products share.
+//! - `form`: panels, and how they are made. `pack`: matrices of them. `part`: what the products share. `chunk`: what a thread takes.
 //! - `rounded`: over `tile`s, which `float` and `integer` panels sum, and `tiled`, where a matrix unit does. `unrounded`, `transposed`: over `values`.
 
+mod chunk;
 mod float;
 mod form;
 mod integer;

@@ -95,14 +95,6 @@ pub fn worth(step: &Step, trees: &[&TokenTree]) -> Worth {
     if is_fair(step, trees, &best.kept) { best } else { take(step, trees.len(), &order, 1.0 + MAX_SLOWDOWN) }
 }
 
-/// Whether `tree` has all the guesses that are worth it in `step`, where each takes `guess_s` seconds before its row does: what was
-/// guessed already is paid for.
-#[must_use]
-pub fn is_due(step: &Step, tree: &TokenTree, guess_s: f64) -> bool {
-    let dearer = 1.0 + guess_s / step.cost.alpha.max(f64::MIN_POSITIVE);
-    tree.next_confidence() <= worth(step, &[tree]).least_confidence * dearer
-}
-
 /// Takes nodes in `order`, each with its confidence, as long as they are worth their rows and the step takes no more than `times` as
 /// long.
 fn take(step: &Step, trees: usize, order: &[((usize, NodeId), f64)], times: f64) -> Worth {
@@ -209,22 +201,6 @@ mod tests {
             let (cheap, dear) = (at(beta), at(beta * 2.0));
             prop_assert!(dear.kept[0].len() >= cheap.kept[0].len());
         }
-    }
-
-    #[test]
-    fn a_tree_is_due_the_sooner_the_longer_a_guess_takes_and_the_less_likely_it_is() {
-        let step = Step { cost: Line { alpha: 0.01, beta: 1.0 }, rows: 1, sequences: 1, drafting_s: 0.0 };
-        let length = |probability: f64, guess_s: f64| {
-            let (mut tree, mut tip) = (TokenTree::new(), None);
-            while !tree.is_full() && !is_due(&step, &tree, guess_s) {
-                tip = tree.push(tip, 1, probability);
-            }
-            tree.len()
-        };
-        // By hand: with five guesses 4.69 tokens are promised, and the sixth has 0.5314, above 4.69 x 0.11 / 1.06; with six 5.22,
-        // and the seventh has 0.4783, below 5.22 x 0.11 / 1.07.
-        assert_eq!(length(0.9, 0.1), 6);
-        assert!(length(0.9, 0.2) < 6 && length(0.9, 0.0) > 20 && length(0.5, 0.1) < 3);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::{marker::PhantomData, ops::Range};
 
 use super::{
+    chunk::Chunk,
     float,
     form::Packing,
     integer::{self, IntegerPacking},
@@ -14,7 +15,7 @@ use crate::{
     activations::{Activations, SIDE},
     isa::{Isa, MatrixUnit},
     pool::Pool,
-    simd::{Kernel, LANES, Simd, amx::Tiles},
+    simd::{Kernel, Simd, amx::Tiles},
 };
 
 /// Rows of activations that a panel meets before the next panel is loaded: they stay in the second-level cache.
@@ -56,18 +57,6 @@ pub fn linear(
 fn panels_a_chunk(panels: usize, rows: usize, threads: usize) -> usize {
     let chunks = threads * if rows < ROW_BLOCK { 4 } else { 8 };
     panels.div_ceil(chunks).max(1)
-}
-
-/// Panels `first..last` of one part, for all rows.
-#[derive(Clone, Copy)]
-pub(super) struct Chunk<'a> {
-    pub(super) x: &'a Activations,
-    pub(super) part: LinearPart<'a>,
-    first: usize,
-    last: usize,
-    matrix_unit: MatrixUnit,
-    out: *mut f32,
-    stride: usize,
 }
 
 impl Kernel for Chunk<'_> {
@@ -138,18 +127,5 @@ impl Chunk<'_> {
             self.put::<S>(panel, row + i, sum);
         }
         M
-    }
-
-    /// Writes the sums of a row with a panel.
-    #[inline(always)]
-    pub(super) fn put<S: Simd>(&self, panel: usize, row: usize, sums: S::F) {
-        let feature = panel * LANES;
-        let lanes = LANES.min(self.part.matrix.rows() - feature);
-        // SAFETY: `linear` has checked that columns lie within `out`; no other chunk writes these.
-        unsafe {
-            let bias = self.part.bias.map(|bias| S::load_head(bias.as_ptr().add(feature), lanes));
-            let sums = bias.map_or(sums, |bias| S::add(sums, bias));
-            S::store_head(self.out.add(row * self.stride + self.part.column + feature), sums, lanes);
-        }
     }
 }

@@ -7,9 +7,9 @@
 use std::{marker::PhantomData, mem::MaybeUninit, ops::Range};
 
 use super::{
+    chunk::Chunk,
     integer::{GROUP_BYTES, IntegerPacking, Rows},
     part::{Room, blocks},
-    rounded::Chunk,
 };
 use crate::{
     activations::SIDE,

@@ -1,0 +1,35 @@
+//! What a thread takes of a product at a time.
+
+use super::part::LinearPart;
+use crate::{
+    activations::Activations,
+    isa::MatrixUnit,
+    simd::{LANES, Simd},
+};
+
+/// Panels `first..last` of one part, for all rows.
+#[derive(Clone, Copy)]
+pub(super) struct Chunk<'a> {
+    pub(super) x: &'a Activations,
+    pub(super) part: LinearPart<'a>,
+    pub(super) first: usize,
+    pub(super) last: usize,
+    pub(super) matrix_unit: MatrixUnit,
+    pub(super) out: *mut f32,
+    pub(super) stride: usize,
+}
+
+impl Chunk<'_> {
+    /// Writes the sums of a row with a panel.
+    #[inline(always)]
+    pub(super) fn put<S: Simd>(&self, panel: usize, row: usize, sums: S::F) {
+        let feature = panel * LANES;
+        let lanes = LANES.min(self.part.matrix.rows() - feature);
+        // SAFETY: `linear` has checked that columns lie within `out`; no other chunk writes these.
+        unsafe {
+            let bias = self.part.bias.map(|bias| S::load_head(bias.as_ptr().add(feature), lanes));
+            let sums = bias.map_or(sums, |bias| S::add(sums, bias));
+            S::store_head(self.out.add(row * self.stride + self.part.column + feature), sums, lanes);
+        }
+    }
+}
