@@ -300,6 +300,10 @@ impl<P: IntegerPacking> Tile for P {
             }
         }
         let unit = S::splat(w.unit());
-        sums.map(|sum| S::mul(sum, unit))
+        // A loop: what an adapter is given is not always compiled for the set.
+        for sum in &mut sums {
+            *sum = S::mul(*sum, unit);
+        }
+        sums
     }
 }

@@ -64,8 +64,9 @@ impl Kernel for Chunk<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self) {
+        let are_worth_it = self.x.rows() >= SIDE && self.part.matrix.forms().bytes;
         // SAFETY: `linear` was told by the set that the unit may be used, and this thread does nothing else meanwhile.
-        let tiles = (S::BESIDE_MATRIX_UNIT && self.matrix_unit == MatrixUnit::Amx && self.x.rows() >= SIDE)
+        let tiles = (S::BESIDE_MATRIX_UNIT && self.matrix_unit == MatrixUnit::Amx && are_worth_it)
             .then(|| unsafe { Tiles::lay_out() });
         let tiles = tiles.as_ref();
         for rows in blocks(0..self.x.rows(), ROW_BLOCK) {
