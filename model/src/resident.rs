@@ -22,7 +22,7 @@ use crate::{
     forward::{ForwardPass, Frame, Norms, Scratch, SequenceSlice, run},
     precision::Precision,
     shape::{config::ModelConfig, rope::RopeTable, source::WeightSource},
-    sites::{Company, EvaluateError, EvaluateSites, Site, SiteCall},
+    sites::{Company, EvaluateError, EvaluateSites, Site, SiteCall, SitePath},
     sweep::SweepFigures,
     weights::{
         LoadProgress, ResidentLayers,
@@ -272,6 +272,7 @@ pub struct ResidentModel<L = ResidentLayers> {
     together: Vec<f32>,
     deltas: DeltaScratch,
     assist: Option<Box<dyn Assist>>,
+    path: SitePath,
 }
 
 impl<L: HostLayers> ResidentModel<L> {
@@ -302,6 +303,7 @@ impl<L: HostLayers> ResidentModel<L> {
             together: Vec::new(),
             deltas: DeltaScratch::default(),
             assist: None,
+            path: SitePath::Fast,
         })
     }
 
@@ -349,6 +351,14 @@ impl<L: HostLayers> ForwardPass for ResidentModel<L> {
         true
     }
 
+    fn takes_linear(&self) -> bool {
+        true
+    }
+
+    fn take(&mut self, path: SitePath) {
+        self.path = path;
+    }
+
     fn lacked_weights(_: &L::Error) -> bool {
         true
     }
@@ -366,7 +376,8 @@ impl<L: HostLayers> ForwardPass for ResidentModel<L> {
         let config = &self.frame.config;
         let found = AdapterRows::of(batch);
         let mut deltas = BatchDeltas::new(config, self.assist.as_deref_mut(), &mut self.deltas, &found);
-        let mut layers = JoinedLayers { layers: &mut self.layers, company, together: &mut self.together };
+        let (path, together) = (self.path, &mut self.together);
+        let mut layers = JoinedLayers { layers: &mut self.layers, path, company, together };
         let parts = (&mut layers, &mut deltas, &mut self.kv);
         run(&self.frame, parts, &mut self.compute, &mut self.scratch, batch, logits)
     }

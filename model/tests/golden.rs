@@ -11,7 +11,10 @@ use std::{
 use model::{
     adapter::Adapter,
     deltas::prepared::PreparedAdapter,
+    forward::ForwardPass as _,
+    precision::Precision,
     resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
+    sites::SitePath,
     sources::open::open,
 };
 use serde::Deserialize;
@@ -35,9 +38,13 @@ fn golden_dir() -> PathBuf {
 }
 
 fn resident(model: &Path) -> ResidentModel {
+    resident_with(model, Precision::default(), KvDtype::Auto)
+}
+
+fn resident_with(model: &Path, precision: Precision, kv_dtype: KvDtype) -> ResidentModel {
     let source = open(model).unwrap();
-    let weights = LoadedWeights::load(&*source, 1).unwrap();
-    let options = ResidentOptions { cores: vec![0], kv_bytes: 16 << 20, kv_dtype: KvDtype::Auto };
+    let weights = LoadedWeights::load(&*source, 1).unwrap().with_precision(precision);
+    let options = ResidentOptions { cores: vec![0], kv_bytes: 16 << 20, kv_dtype };
     ResidentModel::new(weights, &options).unwrap()
 }
 
@@ -85,6 +92,42 @@ fn real_model() -> PathBuf {
     );
     assert!(path.exists(), "{} is missing; run ./scripts/fetch-model", path.display());
     path
+}
+
+/// How far logits of the real model are from those of its dequantized weights, in squares, on its golden prompts.
+fn squares_of(resident: &mut ResidentModel, golden: &RealGolden) -> f64 {
+    let errors = golden.cases.iter().flat_map(|case| {
+        let (logits, _) = generate(resident, None, &case.prompt, case.greedy.len());
+        golden.errors(case, &logits)
+    });
+    errors.map(|error| f64::from(error).powi(2)).sum()
+}
+
+#[test]
+fn the_finer_activations_are_rounded_the_nearer_is_the_real_model_to_its_dequantized_weights() {
+    let path = real_model();
+    let golden: RealGolden = read(&golden_dir().join("expected/smollm2-q4_1/base.json"));
+    let of = |precision| squares_of(&mut resident_with(&path, precision, KvDtype::F32), &golden);
+    let [int8, mixed, int15, exact] =
+        [Precision::Int8, Precision::Mixed, Precision::Int15, Precision::Exact].map(of);
+    println!("squares: {int8:.1} of 8 bits, {mixed:.1} mixed, {int15:.3} of 15, {exact:.3} exact");
+    assert!(mixed < int8 / 2.0 && int15 < mixed / 20.0 && exact < mixed / 20.0);
+}
+
+#[test]
+fn an_exact_pass_has_the_bits_of_an_exact_deployment_and_leaves_others_theirs() {
+    let path = real_model();
+    let golden: RealGolden = read(&golden_dir().join("expected/smollm2-q4_1/base.json"));
+    let prompt = &golden.cases[0].prompt;
+    let over = |precision| resident_with(&path, precision, KvDtype::F16);
+    let mut serving = over(Precision::Mixed);
+    let before = generate(&mut serving, None, prompt, 4);
+    serving.take(SitePath::Linear);
+    let exact = generate(&mut serving, None, prompt, 4);
+    serving.take(SitePath::Fast);
+    assert_eq!(generate(&mut serving, None, prompt, 4), before);
+    assert_eq!(generate(&mut over(Precision::Exact), None, prompt, 4), exact);
+    assert_ne!(before, exact);
 }
 
 #[test]

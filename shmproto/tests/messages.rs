@@ -6,7 +6,7 @@ use shmproto::{
     layer::control::SessionStats,
     message::{
         AdapterStats, ColdStart, DeviceFacts, DeviceKind, DraftKind, ErrorCode, Finish, Generate, Hello,
-        LayerRoute, LayerSession, LayerStats, Output, PROTOCOL_VERSION, Provisional, Sampling,
+        LayerRoute, LayerSession, LayerStats, Output, PROTOCOL_VERSION, Precision, Provisional, Sampling,
         SpeculationStats, Stats, TenantUse, ToExecutor, ToGateway, TokenOutput, Welcome, WireError,
         WorkerStats,
     },
@@ -42,6 +42,7 @@ fn generate(prompt: Vec<u32>) -> ToExecutor {
         prompt_logprobs: None,
         deadline_ms: 0,
         provisional: Provisional::Wanted,
+        precision: Precision::Serving,
     })
 }
 

@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 use model::{
     forward::BLOCK_TOKENS,
     sampling::{SamplingError, SamplingParams, SamplingRequest},
+    sites::SitePath,
 };
-use shmproto::message::{ErrorCode, Generate, Sampling, WireError};
+use shmproto::message::{ErrorCode, Generate, Precision, Sampling, WireError};
 
 use super::{Limits, sequence::Task};
 use crate::adapters::AdapterError;
@@ -54,6 +55,11 @@ pub enum Refusal {
         /// What was asked for.
         asked: u32,
     },
+    /// Its layers have one path.
+    #[error(
+        "`precision` is exact, and this device computes in one way alone; leave it out, or ask an executor on a CPU"
+    )]
+    NoExact,
     /// A sampling parameter is out of range.
     #[error(transparent)]
     Sampling(#[from] SamplingError),
@@ -115,6 +121,7 @@ impl Refusal {
             | Self::UnknownToken { .. }
             | Self::NoPromptLeft { .. }
             | Self::TooManyLogprobs { .. }
+            | Self::NoExact
             | Self::Sampling(_) => ErrorCode::InvalidRequest,
             Self::PromptTooLong { .. } | Self::PoolTooSmall { .. } => ErrorCode::ContextLengthExceeded,
             Self::QueueFull { .. } | Self::QueueLong { .. } => ErrorCode::QueueFull,
@@ -163,6 +170,10 @@ pub(super) fn check(
         prompt_logprobs: check_logprobs("prompt_logprobs", request.prompt_logprobs)?,
         deadline: deadline(request.deadline_ms, received_at),
         provisional: request.provisional,
+        path: match request.precision {
+            Precision::Serving => SitePath::Fast,
+            Precision::Exact => SitePath::Linear,
+        },
     })
 }
 

@@ -12,7 +12,7 @@ use layer_service::{hub::Hub, start::Doors};
 use model::{
     forward::{ForwardPass, SequenceSlice},
     sampling::Drawn,
-    sites::{Alone, Company, EvaluateSites},
+    sites::{Alone, Company, EvaluateSites, SitePath},
     sweep::SweepFigures,
 };
 use policy::clock::Clock;
@@ -79,13 +79,21 @@ pub(super) struct Computing<P: ForwardPass> {
     pub(super) pass: P,
     /// Split clients that the base is lent to.
     pub(super) layers: Option<LayerService<P>>,
+    /// Which path the last step took.
+    pub(super) path: SitePath,
     /// The logits of a step, kept for the next.
     logits: Vec<f32>,
 }
 
 impl<P: ForwardPass> Computing<P> {
     pub(super) fn new(pass: P) -> Self {
-        Self { pass, layers: None, logits: Vec::new() }
+        Self { pass, layers: None, path: SitePath::Fast, logits: Vec::new() }
+    }
+
+    /// Has steps take `path` from now on.
+    pub(super) fn take(&mut self, path: SitePath) {
+        self.path = path;
+        self.pass.take(path);
     }
 
     /// Nothing can be computed any more.

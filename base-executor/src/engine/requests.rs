@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use cache::Namespace;
 use ids::{AdapterId, TenantId};
-use model::forward::ForwardPass;
+use model::{forward::ForwardPass, sites::SitePath};
 use shmproto::message::Generate;
 
 use super::{
@@ -52,9 +52,12 @@ impl<P: ForwardPass> Engine<P> {
         }
         let adapted = request.adapter.map(|id| self.adapt(AdapterId(id))).transpose()?;
         self.kv.note_request(request.adapter.map(AdapterId));
+        if task.path == SitePath::Linear && !self.computing.pass.takes_linear() {
+            return Err(Refusal::NoExact);
+        }
         let namespace = Namespace {
             adapter: request.adapter.map(AdapterId),
-            sharing: request.namespace,
+            sharing: sharing(request.namespace, task.path),
             owner: TenantId(request.owner),
         };
         Ok(Sequence::new(Origin { caller, received_at }, adapted, namespace, request.prompt, task))
@@ -68,5 +71,13 @@ impl<P: ForwardPass> Engine<P> {
     pub(super) fn cancel(&mut self, caller: Caller) {
         failpoint::pass("executor.cancel");
         self.stats.cancelled += self.drop_where(|sequence| sequence.caller == caller);
+    }
+}
+
+/// Who may share what was computed on `path`: nobody who takes another one, for its bits are others.
+fn sharing(namespace: [u8; 32], path: SitePath) -> [u8; 32] {
+    match path {
+        SitePath::Fast => namespace,
+        SitePath::Linear => blake3::derive_key("holobiont 2026 exact kv namespace v1", &namespace),
     }
 }

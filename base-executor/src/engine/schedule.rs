@@ -66,9 +66,22 @@ impl<P: ForwardPass> Engine<P> {
             let snapshot = Snapshot { running: &running, free_blocks: self.kv.available() };
             match snapshot.step(&limits) {
                 Step::GiveWay => self.preempt_youngest(),
-                Step::Compute(shares) => return self.prepare(&shares),
+                Step::Compute(shares) => {
+                    let shares = self.of_one_path(shares);
+                    return self.prepare(&shares);
+                }
             }
         }
+    }
+
+    /// Those of one path through the base's layers, which a pass takes as a whole; where there are some of each, by turns.
+    fn of_one_path(&mut self, mut shares: Vec<Share>) -> Vec<Share> {
+        let path = |share: &Share| self.queues.running()[share.sequence].task.path;
+        let last = self.computing.path;
+        let next = shares.iter().map(path).find(|&path| path != last).unwrap_or(last);
+        shares.retain(|share| path(share) == next);
+        self.computing.take(next);
+        shares
     }
 
     /// Gives those that compute the blocks they need.

@@ -20,6 +20,7 @@ use ids::{AdapterId, BlockId, TenantId};
 use model::{
     forward::{BLOCK_TOKENS, LogitRows},
     sampling::{self, Draw, Drawn, Probability, SamplingParams, TokenCounts},
+    sites::SitePath,
 };
 use policy::batch::{Report, Stage};
 use shmproto::message::{ErrorCode, Finish, Output, Provisional, TokenOutput, WireError};
@@ -89,6 +90,8 @@ pub(super) struct Task {
     pub(super) deadline: Option<Instant>,
     /// Whether what is drafted is told before it is verified.
     pub(super) provisional: Provisional,
+    /// Which path its rows take through the base's layers.
+    pub(super) path: SitePath,
 }
 
 #[derive(Debug)]

@@ -10,10 +10,10 @@ use std::{
 use ids::BlockId;
 use model::{
     forward::{BLOCK_TOKENS, ForwardPass, LogitRows, SequenceSlice},
-    sites::Company,
+    sites::{Company, SitePath},
     sweep::Waiting,
 };
-use shmproto::message::{Generate, Provisional, Sampling};
+use shmproto::message::{Generate, Precision, Provisional, Sampling};
 
 /// Tokens of the fake's vocabulary.
 pub(crate) const VOCAB: usize = 64;
@@ -58,6 +58,7 @@ pub(crate) struct FakePass {
     log: Log,
     tick: Tick,
     pause: Duration,
+    path: SitePath,
 }
 
 impl FakePass {
@@ -65,7 +66,16 @@ impl FakePass {
         let log = Log::default();
         // What a block holds at first is as wrong as what another sequence left there.
         let memory = (0..blocks as usize * BLOCK_TOKENS).map(|slot| slot as u64 * 31 + 7).collect();
-        (Self { memory, log: Arc::clone(&log), tick: Tick::default(), pause: Duration::ZERO }, log)
+        (
+            Self {
+                memory,
+                log: Arc::clone(&log),
+                tick: Tick::default(),
+                pause: Duration::ZERO,
+                path: SitePath::Fast,
+            },
+            log,
+        )
     }
 
     /// A pass that takes its time, so that requests can be met on their way.
@@ -79,7 +89,9 @@ impl FakePass {
     }
 
     fn write(&mut self, slice: &SequenceSlice<'_, FakeAdapter>) {
-        let tag = slice.adapter.map_or(0, |adapter| adapter.0);
+        let adapter = slice.adapter.map_or(0, |adapter| adapter.0);
+        // Either path has keys and values of its own.
+        let tag = if self.path == SitePath::Linear { !adapter } else { adapter };
         for (index, &token) in slice.tokens.iter().enumerate() {
             let slot = slot(slice, slice.start + index);
             self.memory[slot] = mix(u64::from(token) + 1, tag);
@@ -128,6 +140,14 @@ impl ForwardPass for FakePass {
 
     fn branches(&self) -> bool {
         true
+    }
+
+    fn takes_linear(&self) -> bool {
+        true
+    }
+
+    fn take(&mut self, path: SitePath) {
+        self.path = path;
     }
 
     fn lacked_memory(_: &NoMemory) -> bool {
@@ -255,6 +275,7 @@ pub(crate) fn request(request: u64, prompt: Vec<u32>, max_tokens: u32) -> Genera
         prompt_logprobs: None,
         deadline_ms: 0,
         provisional: Provisional::Unwanted,
+        precision: Precision::Serving,
     }
 }
 

@@ -3,6 +3,7 @@
 mod drafts;
 mod limits;
 mod memory;
+mod precision;
 mod virtual_tokens;
 
 use std::{

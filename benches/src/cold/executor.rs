@@ -12,8 +12,8 @@ use anyhow::{Context, Result, bail, ensure};
 use shmproto::{
     codec::Wire as _,
     message::{
-        AdapterIdBytes, Generate, Hello, LoadAdapter, Output, PROTOCOL_VERSION, Provisional, Sampling, Stats,
-        ToExecutor, ToGateway,
+        AdapterIdBytes, Generate, Hello, LoadAdapter, Output, PROTOCOL_VERSION, Precision, Provisional,
+        Sampling, Stats, ToExecutor, ToGateway,
     },
 };
 use tempfile::TempDir;
@@ -258,6 +258,7 @@ impl Executor {
             prompt_logprobs: None,
             deadline_ms: 0,
             provisional: Provisional::Unwanted,
+            precision: Precision::Serving,
         };
         self.send(&ToExecutor::Generate(generate)).await.map(|()| request)
     }

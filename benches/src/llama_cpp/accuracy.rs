@@ -4,12 +4,14 @@
 //! KL(f32 || rounded) over the whole vocabulary, at the places that `llama-perplexity --kl-divergence` judges: the second half of
 //! each stretch of [`STRETCH`] tokens. Text that no model has seen: this repository's own guides.
 
-use std::path::Path;
+use std::{path::Path, sync::Arc};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use files::gguf::GgufFile;
 use ids::BlockId;
 use model::{
+    adapter::AnyAdapter,
+    deltas::prepared::PreparedAdapter,
     forward::{BLOCK_TOKENS, ForwardPass, LogitRows, SequenceSlice},
     precision::Precision,
     resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
@@ -45,6 +47,10 @@ const MOST_DIVERGENCE: f64 = 0.25;
 const LEAST_DECODE: f64 = 0.95;
 const LEAST_PREFILL: f64 = 0.85;
 
+/// Adapters of each kind, beside `examples/adapters`.
+const ADAPTERS: [(&str, &str); 3] =
+    [("LoRA", "pirate"), ("IA3", "pirate-ia3"), ("prefix tuning", "pirate-prefix")];
+
 const PRECISIONS: [(&str, Precision); 3] =
     [("int8", Precision::Int8), ("mixed", Precision::Mixed), ("int15", Precision::Int15)];
 
@@ -56,6 +62,7 @@ pub(super) fn run(setup: &Setup) -> Result<Vec<Comparison>> {
     for weights in [Ok(shipped)].into_iter().chain(others) {
         comparisons.extend(divergences(setup, &weights?)?);
     }
+    comparisons.extend(adapted(setup)?);
     comparisons.extend(rates(setup)?);
     Ok(comparisons)
 }
@@ -66,7 +73,7 @@ fn divergences(setup: &Setup, weights: &Weights) -> Result<Vec<Comparison>> {
     std::fs::write(&text, TEXT).with_context(|| format!("cannot write {}", text.display()))?;
     let exact = setup.peer.dequantized(&setup.config, weights)?;
     let theirs = setup.peer.divergence(weights, &exact, &text, [STRETCH, STRETCHES])?;
-    let judge = Judge::new(&weights.file, setup.config.threads)?;
+    let judge = Judge::new(&weights.file, setup.config.threads, None)?;
     let row = |(name, precision)| {
         let ours = Samples::new(vec![1000.0 * judge.divergence(precision)?])?;
         let samples = Samples::new(vec![1000.0 * theirs])?;
@@ -84,6 +91,33 @@ fn divergences(setup: &Setup, weights: &Weights) -> Result<Vec<Comparison>> {
         })
     };
     PRECISIONS.into_iter().map(row).collect()
+}
+
+/// Adapters of each kind on the shipped file, by each precision beside `int8`.
+fn adapted(setup: &Setup) -> Result<Vec<Comparison>> {
+    let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/adapters");
+    let weights = &setup.peer.shipped;
+    let mut comparisons = Vec::new();
+    for (kind, name) in ADAPTERS {
+        let adapter = examples.join(name);
+        let judge = Judge::new(&weights.file, setup.config.threads, Some(&adapter))?;
+        let samples = |precision| Samples::new(vec![1000.0 * judge.divergence(precision)?]);
+        let int8 = samples(Precision::Int8)?;
+        for (precision_name, precision) in &PRECISIONS[1..] {
+            let rival =
+                Rival { name: "int8".to_owned(), format: weights.format.clone(), samples: int8.clone() };
+            comparisons.push(Comparison {
+                bench: "accuracy",
+                case: format!("divergence from f32, {kind}, {precision_name}"),
+                unit: "nats/1000",
+                better: Better::Lower,
+                ours: samples(*precision)?,
+                rival,
+                target: None,
+            });
+        }
+    }
+    Ok(comparisons)
 }
 
 /// What each precision costs, beside `int8`.
@@ -129,31 +163,32 @@ fn rates(setup: &Setup) -> Result<Vec<Comparison>> {
 struct Judge<'a> {
     file: &'a Path,
     threads: usize,
+    adapter: Option<&'a Path>,
     stretches: Vec<Vec<u32>>,
     /// Logits of the places that are judged, of each stretch.
     expected: Vec<Vec<f32>>,
 }
 
 impl<'a> Judge<'a> {
-    fn new(file: &'a Path, threads: usize) -> Result<Self> {
+    fn new(file: &'a Path, threads: usize, adapter: Option<&'a Path>) -> Result<Self> {
         let tokenizer = Tokenizer::from_gguf(&GgufFile::open(file)?)?;
         let tokens = tokenizer.encode(TEXT, AddSpecial::No, ParseSpecial::No)?;
         let stretches: Vec<_> = tokens.chunks_exact(STRETCH).take(STRETCHES).map(<[u32]>::to_vec).collect();
         ensure!(stretches.len() == STRETCHES, "the text has only {} tokens", tokens.len());
         let weights = LoadedWeights::load(&Dequantized(GgufSource::open(file)?), threads)?;
-        let mut model = resident(weights)?;
-        let expected = stretches.iter().map(|tokens| judged(&mut model, tokens)).collect();
-        Ok(Self { file, threads, stretches, expected })
+        let mut adapted = Adapted::new(weights, adapter)?;
+        let expected = stretches.iter().map(|tokens| adapted.judged(tokens)).collect();
+        Ok(Self { file, threads, adapter, stretches, expected })
     }
 
     /// The mean divergence of what `precision` gives, in nats.
     fn divergence(&self, precision: Precision) -> Result<f64> {
         let weights = LoadedWeights::load(&GgufSource::open(self.file)?, self.threads)?;
-        let mut model = resident(weights.with_precision(precision))?;
-        let vocabulary = model.vocab_size();
+        let mut adapted = Adapted::new(weights.with_precision(precision), self.adapter)?;
+        let vocabulary = adapted.model.vocab_size();
         let (mut sum, mut places) = (0.0, 0);
         for (tokens, expected) in self.stretches.iter().zip(&self.expected) {
-            let got = judged(&mut model, tokens);
+            let got = adapted.judged(tokens);
             for (got, expected) in got.chunks(vocabulary).zip(expected.chunks(vocabulary)) {
                 sum += divergence(expected, got);
                 places += 1;
@@ -163,21 +198,45 @@ impl<'a> Judge<'a> {
     }
 }
 
-fn resident(weights: LoadedWeights) -> Result<ResidentModel> {
-    let kv_bytes = weights.kv_shape(KvDtype::Auto).block_bytes() * STRETCH.div_ceil(BLOCK_TOKENS);
-    let options = ResidentOptions { cores: Vec::new(), kv_bytes, kv_dtype: KvDtype::Auto };
-    Ok(ResidentModel::new(weights, &options)?)
+/// A model, and an adapter for its rows.
+struct Adapted {
+    model: ResidentModel,
+    adapter: Option<Arc<PreparedAdapter>>,
 }
 
-/// Logits of the places of `tokens` that are judged: of those in the second half whose next token is there.
-fn judged(model: &mut ResidentModel, tokens: &[u32]) -> Vec<f32> {
-    let blocks: Vec<BlockId> = (0..).map(BlockId).take(tokens.len().div_ceil(BLOCK_TOKENS)).collect();
-    let mut logits = Vec::new();
-    let (trunk, logit_rows) = (&[][..], LogitRows::All);
-    let slice = SequenceSlice { trunk, tokens, start: 0, blocks: &blocks, adapter: None, logits: logit_rows };
-    model.forward(&[slice], &mut logits);
-    let vocabulary = model.vocab_size();
-    logits[tokens.len() / 2 * vocabulary..(tokens.len() - 1) * vocabulary].to_vec()
+impl Adapted {
+    fn new(weights: LoadedWeights, adapter: Option<&Path>) -> Result<Self> {
+        let (config, precision) = (weights.config(), weights.adapter_precision());
+        let adapter = adapter.map(|path| match AnyAdapter::read(path, config)? {
+            AnyAdapter::Answers(adapter) => Ok(Arc::new(PreparedAdapter::new(&adapter, config, precision)?)),
+            AnyAdapter::Drafts(_) => bail!("{} is a draft", path.display()),
+        });
+        let adapter = adapter.transpose()?;
+        let tokens = STRETCH + adapter.as_ref().map_or(0, |adapter| adapter.virtual_tokens());
+        let kv_bytes = weights.kv_shape(KvDtype::Auto).block_bytes() * tokens.div_ceil(BLOCK_TOKENS);
+        let options = ResidentOptions { cores: Vec::new(), kv_bytes, kv_dtype: KvDtype::Auto };
+        Ok(Self { model: ResidentModel::new(weights, &options)?, adapter })
+    }
+
+    /// Logits of the places of `tokens` that are judged: of those in the second half whose next token is there.
+    fn judged(&mut self, tokens: &[u32]) -> Vec<f32> {
+        let virtual_tokens = self.adapter.as_ref().map_or(0, |adapter| adapter.virtual_tokens());
+        let input = [&vec![0; virtual_tokens][..], tokens].concat();
+        let blocks: Vec<BlockId> = (0..).map(BlockId).take(input.len().div_ceil(BLOCK_TOKENS)).collect();
+        let mut logits = Vec::new();
+        let slice = SequenceSlice {
+            trunk: &[],
+            tokens: &input,
+            start: 0,
+            blocks: &blocks,
+            adapter: self.adapter.as_ref(),
+            logits: LogitRows::All,
+        };
+        self.model.forward(&[slice], &mut logits);
+        let vocabulary = self.model.vocab_size();
+        let first = virtual_tokens + tokens.len() / 2;
+        logits[first * vocabulary..(input.len() - 1) * vocabulary].to_vec()
+    }
 }
 
 /// KL(expected || got) of two rows of logits, in nats.

@@ -11,8 +11,8 @@ use base_executor::engine::{
 use model::{forward::BLOCK_TOKENS, resident::ResidentModel, weights::served::ServedLayers};
 use policy::clock::SystemClock;
 use shmproto::message::{
-    ColdStart, DeviceFacts, Generate, PROTOCOL_VERSION, Provisional, Sampling, SpeculationStats, ToGateway,
-    Welcome,
+    ColdStart, DeviceFacts, Generate, PROTOCOL_VERSION, Precision, Provisional, Sampling, SpeculationStats,
+    ToGateway, Welcome,
 };
 use tokio::sync::mpsc;
 
@@ -131,6 +131,7 @@ fn greedy(request: u64, prompt: &[u32], tokens: usize) -> Generate {
         prompt_logprobs: None,
         deadline_ms: 0,
         provisional: Provisional::Unwanted,
+        precision: Precision::Serving,
     }
 }
 

@@ -4,8 +4,8 @@ use shmproto::{
     codec::Wire,
     message::{
         AdapterLoaded, AdapterStats, ColdStart, DeviceFacts, ErrorCode, Failed, Finish, Generate, Hello,
-        LoadAdapter, Loading, Output, Provisional, Sampling, Stats, ToExecutor, ToGateway, TokenOutput,
-        UnloadAdapter, Welcome, WireError, WorkerStats,
+        LoadAdapter, Loading, Output, Precision, Provisional, Sampling, Stats, ToExecutor, ToGateway,
+        TokenOutput, UnloadAdapter, Welcome, WireError, WorkerStats,
     },
 };
 
@@ -41,6 +41,7 @@ fn generate() -> Generate {
         prompt_logprobs: None,
         deadline_ms: 0,
         provisional: Provisional::Wanted,
+        precision: Precision::Serving,
     }
 }
 

@@ -8,8 +8,8 @@ use std::sync::{
 
 use patience::WATCHDOG;
 use shmproto::message::{
-    ColdStart, DeviceFacts, Finish, Hello, Loading, Output, PROTOCOL_VERSION, Provisional, Sampling,
-    ToGateway, Welcome,
+    ColdStart, DeviceFacts, Finish, Hello, Loading, Output, PROTOCOL_VERSION, Precision, Provisional,
+    Sampling, ToGateway, Welcome,
 };
 use tokio::{task::JoinHandle, time::timeout};
 use zeromq::{RouterSendHalf, RouterSocket, Socket as _, SocketRecv as _, SocketSend as _, ZmqMessage};
@@ -168,6 +168,7 @@ fn sequence() -> Generate {
         prompt_logprobs: None,
         deadline_ms: 0,
         provisional: Provisional::Unwanted,
+        precision: Precision::Serving,
     }
 }
 

@@ -172,6 +172,7 @@ impl Job {
             prompt_logprobs: self.logprobs.filter(|_| self.echo == Echo::Prompt),
             deadline_ms: self.params.deadline_ms,
             provisional: self.params.delivery.provisional(),
+            precision: self.params.precision,
         }
     }
 

@@ -2,7 +2,7 @@
 
 use files::generation_defaults::GenerationDefaults;
 use serde_json::Value;
-use shmproto::message::{Provisional, Sampling};
+use shmproto::message::{Precision, Provisional, Sampling};
 use text::stop::StopStrings;
 
 use super::{
@@ -109,6 +109,8 @@ pub struct Params {
     pub deadline_ms: u32,
     /// How tokens are called beside their log-probabilities.
     pub token_names: TokenNames,
+    /// How finely the base's layers round what they are given.
+    pub precision: Precision,
 }
 
 /// What the model's end tokens do.
@@ -145,7 +147,16 @@ pub fn read(fields: &mut Fields, limits: &Limits<'_>) -> Result<Params, ApiError
         } else {
             TokenNames::Text
         },
+        precision: precision(fields)?,
     })
+}
+
+fn precision(fields: &mut Fields) -> Result<Precision, ApiError> {
+    match fields.text("precision")?.as_deref() {
+        None | Some("serving") => Ok(Precision::Serving),
+        Some("exact") => Ok(Precision::Exact),
+        Some(other) => Err(wrong("precision", "'serving' or 'exact'", &other.into())),
+    }
 }
 
 /// With the name under which they were asked for.
@@ -320,6 +331,13 @@ mod tests {
             (1.0, 1.0, 0)
         );
         assert_eq!((params.choices, params.delivery, params.max_tokens), (1, Delivery::Whole, None));
+    }
+
+    #[test]
+    fn a_precision_is_one_of_two_words() {
+        assert_eq!(parse("{}").unwrap().precision, Precision::Serving);
+        assert_eq!(parse(r#"{"precision":"exact"}"#).unwrap().precision, Precision::Exact);
+        assert!(parse(r#"{"precision":"int8"}"#).unwrap_err().to_string().contains("'serving' or 'exact'"));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use axum::{
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
-use shmproto::message::{Sampling, TokenOutput};
+use shmproto::message::{Precision, Sampling, TokenOutput};
 use text::stop::StopStrings;
 use training_protocol::session::Refusal;
 
@@ -318,6 +318,7 @@ fn params(asked: &SamplingParams, choices: u32, serving: &Serving) -> Result<Par
         choices,
         delivery: Delivery::Whole,
         deadline_ms: 0,
+        precision: Precision::Serving,
         token_names: TokenNames::Text,
     })
 }

@@ -136,7 +136,7 @@ mod tests {
 
     fn site(fast_is_linear: bool) -> Site {
         let part = |rows| SitePart { name: "m".to_owned(), rows, has_bias: false };
-        Site { columns: 4, parts: vec![part(8), part(2)], fast_is_linear }
+        Site { columns: 4, parts: vec![part(8), part(2)], fast_is_linear, rounding: None }
     }
 
     fn header(op: Op, path: Path, part: Option<u8>) -> CallHeader {

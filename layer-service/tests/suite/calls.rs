@@ -458,7 +458,9 @@ struct Doubling {
 impl Doubling {
     fn new() -> Self {
         let part = SitePart { name: "double".to_owned(), rows: 64, has_bias: false };
-        Self { sites: vec![Site { columns: 64, parts: vec![part], fast_is_linear: false }; 2] }
+        Self {
+            sites: vec![Site { columns: 64, parts: vec![part], fast_is_linear: false, rounding: None }; 2],
+        }
     }
 }
 

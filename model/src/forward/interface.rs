@@ -7,7 +7,7 @@ use ids::BlockId;
 use super::batch::SequenceSlice;
 use crate::{
     sampling::Drawn,
-    sites::{Alone, Company},
+    sites::{Alone, Company, SitePath},
     sweep::SweepFigures,
 };
 
@@ -37,6 +37,17 @@ pub trait ForwardPass {
     /// True if it takes slices that branch off others ([`SequenceSlice::trunk`]).
     fn branches(&self) -> bool {
         false
+    }
+
+    /// True if it takes the layers' linear path too, where [`take`](Self::take) says so.
+    fn takes_linear(&self) -> bool {
+        false
+    }
+
+    /// Has what is computed from now on take `path` through the base's layers: the linear one only where it is
+    /// [there](Self::takes_linear).
+    fn take(&mut self, path: SitePath) {
+        debug_assert!(path == SitePath::Fast || self.takes_linear());
     }
 
     /// True once nothing can be computed in this process any more: its device is lost.

@@ -13,6 +13,8 @@ use crate::{
 /// The base layers of a pass that others may join.
 pub(crate) struct JoinedLayers<'a, L> {
     pub(crate) layers: &'a mut L,
+    /// Which path the pass takes.
+    pub(crate) path: SitePath,
     pub(crate) company: &'a mut dyn Company,
     /// Outputs of the pass's rows and of those that joined; kept between passes.
     pub(crate) together: &'a mut Vec<f32>,
@@ -55,7 +57,7 @@ impl<L: HostLayers> BaseLayers<Compute> for JoinedLayers<'_, L> {
         out: &mut Vec<f32>,
     ) -> Result<(), L::Error> {
         let site = SiteId::of(self.layers.config().layers, layer, group);
-        let call = SiteCall { site, part: None, op: SiteOp::Forward, path: SitePath::Fast };
+        let call = SiteCall { site, part: None, op: SiteOp::Forward, path: self.path };
         self.company.before_site(site, &mut LentSites { layers: &mut *self.layers, compute: &mut *device });
         let own = x.rows();
         let joined = self.company.join(call, x);

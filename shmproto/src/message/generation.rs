@@ -61,6 +61,20 @@ wire_struct! {
         pub deadline_ms: u32,
         /// Whether drafted tokens are told before they are verified.
         pub provisional: Provisional,
+        /// How finely the base's layers round what they are given.
+        pub precision: Precision,
+    }
+}
+
+wire_enum! {
+    /// How finely the base's layers round what they are given.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+    pub enum Precision {
+        /// As the executor serves.
+        #[default]
+        Serving = 0,
+        /// Not at all.
+        Exact = 1,
     }
 }
 

@@ -62,7 +62,7 @@ struct Tripling(Vec<Site>);
 impl Tripling {
     fn new() -> Self {
         let part = SitePart { name: "triple".into(), rows: WIDTH, has_bias: false };
-        Self(vec![Site { columns: WIDTH, parts: vec![part], fast_is_linear: true }])
+        Self(vec![Site { columns: WIDTH, parts: vec![part], fast_is_linear: true, rounding: None }])
     }
 }
 
