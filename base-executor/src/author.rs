@@ -32,10 +32,6 @@ pub trait Author: Draft<Error = Infallible> + Send {
         None
     }
 
-    /// Whether guessing takes time, so that it is done while there is nothing else to do, and what was guessed is kept. A table
-    /// is asked when everything is known that there is to know.
-    fn takes_time(&self) -> bool;
-
     /// Reads what of the text it would have to read before it guesses, for about as many seconds at most.
     fn read_ahead(&mut self, seconds: f64) {
         let _ = seconds;
@@ -64,10 +60,6 @@ pub trait Author: Draft<Error = Infallible> + Send {
 }
 
 impl Author for Ngram {
-    fn takes_time(&self) -> bool {
-        false
-    }
-
     fn learned(&self) -> Option<Learned> {
         Some(Learned { text: self.survival().clone(), model: Calibration::default() })
     }
@@ -77,10 +69,6 @@ impl<L: HostLayers<Error = Infallible> + Send> Author for Combined<ModelDraft<L>
     fn learned(&self) -> Option<Learned> {
         let (text, model) = (self.table().survival().clone(), self.model().calibration().clone());
         Some(Learned { text, model })
-    }
-
-    fn takes_time(&self) -> bool {
-        true
     }
 
     fn read_ahead(&mut self, seconds: f64) {
@@ -113,6 +101,10 @@ impl Draft for Box<dyn Author> {
 
     fn guesses(&mut self, tree: &TokenTree, at: Option<NodeId>) -> Result<Vec<Guess>, Infallible> {
         self.as_mut().guesses(tree, at)
+    }
+
+    fn takes_time(&self) -> bool {
+        self.as_ref().takes_time()
     }
 }
 

@@ -163,6 +163,10 @@ impl<L: HostLayers<Error = Infallible>> Draft for ModelDraft<L> {
         self.asked.push(Asked { way: way(tree, at).collect(), said });
         Ok(guesses)
     }
+
+    fn takes_time(&self) -> bool {
+        true
+    }
 }
 
 impl<L: HostLayers<Error = Infallible>> Timed for ModelDraft<L> {

@@ -160,6 +160,10 @@ impl<M: Timed + Draft<Error = Infallible>> Draft for Combined<M> {
         guesses.truncate(MAX_GUESSES);
         Ok(guesses)
     }
+
+    fn takes_time(&self) -> bool {
+        self.model.takes_time()
+    }
 }
 
 /// The tokens from behind the root to `node`.

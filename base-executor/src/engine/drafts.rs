@@ -22,7 +22,7 @@ use speculation::{
     recent::Recent,
     tree::{NodeSet, TokenTree},
     verdict::Verdict,
-    worth::{MAX_SLOWDOWN, Step, Worth, worth},
+    worth::{Step, Worth, worth},
 };
 
 use super::{
@@ -150,10 +150,10 @@ impl Drafts {
         self.pace.observe(rows, took);
     }
 
-    /// How much longer a step of so many rows may take because of what is drafted meanwhile.
-    fn spare(&self, rows: usize) -> Duration {
+    /// How long a step of so many rows takes.
+    fn takes(&self, rows: usize) -> Duration {
         let step_s = self.pace.line().map_or(0.0, |line| line.at(rows as f64));
-        Duration::try_from_secs_f64(step_s * MAX_SLOWDOWN).unwrap_or_default()
+        Duration::try_from_secs_f64(step_s).unwrap_or_default()
     }
 
     /// Whoever drafts for a sequence; `None` if nobody does.
@@ -326,12 +326,12 @@ impl<P: ForwardPass> Engine<P> {
 
     /// Lets those who draft for the sequences of `plan` go on during its pass over so many rows.
     pub(super) fn lend_writers(&mut self, plan: &[Portion], rows: usize) {
-        let (spare, queues) = (self.drafts.spare(rows), &mut self.queues);
+        let (takes, queues) = (self.drafts.takes(rows), &mut self.queues);
         let authors = plan.iter().filter_map(|portion| {
             let commission = &mut queues.running_mut(portion.sequence).commission;
             Some((portion.sequence, commission.take_if(|commission| commission.ahead.is_some())?))
         });
-        self.drafts.writers.begin(authors, spare);
+        self.drafts.writers.begin(authors, takes);
     }
 
     /// Brings them back to their sequences.
