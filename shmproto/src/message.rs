@@ -11,14 +11,14 @@ mod stats;
 pub use self::{
     generation::{Finish, Generate, Output, Provisional, Sampling, TokenOutput},
     stats::{
-        AdapterStats, DraftKind, HeldStats, LayerRoute, LayerSession, LayerStats, MemoryStats, ShareStats,
-        SpeculationStats, Stats, TenantUse, WeightStats, WorkerStats,
+        ACCEPTED_BOUNDS, AdapterStats, DraftKind, HeldStats, LayerRoute, LayerSession, LayerStats,
+        MemoryStats, ShareStats, SpeculationStats, Stats, TenantUse, WeightStats, WorkerStats,
     },
 };
 use crate::{wire_enum, wire_struct};
 
 /// Changes whenever a message changes; both sides refuse a peer that has another one.
-pub const PROTOCOL_VERSION: u32 = 12;
+pub const PROTOCOL_VERSION: u32 = 13;
 
 /// Most sessions of split clients that [`Stats`] tells one by one.
 pub const MAX_LAYER_SESSIONS: usize = 64;

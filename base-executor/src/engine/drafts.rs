@@ -12,7 +12,7 @@ use model::{
     sweep::PIPELINE,
 };
 use policy::clock::Clock;
-use shmproto::message::{DraftKind, SpeculationStats};
+use shmproto::message::{ACCEPTED_BOUNDS, DraftKind, SpeculationStats};
 use speculation::{
     ahead::{Ahead, Settled},
     allowance::Allowance,
@@ -240,6 +240,8 @@ impl Drafts {
         stats.verifications += 1;
         stats.drafted += tree.len() as u64;
         stats.accepted += verdict.accepted.len() as u64;
+        let class = ACCEPTED_BOUNDS.partition_point(|&bound| bound < verdict.accepted.len() as u64);
+        stats.accepted_counts[class] += 1;
         stats.model_drafted += drafted as u64;
         stats.model_accepted += accepted as u64;
         if let Some(step) = &self.figures.step {
@@ -309,6 +311,11 @@ impl<P: ForwardPass> Engine<P> {
     fn choose(&mut self, plan: &mut [Portion], step: &Step, trees: &[(usize, TokenTree)]) {
         let drafted: Vec<_> = trees.iter().map(|(_, tree)| tree).collect();
         let kept = self.drafts.choose(step, &drafted);
+        for (index, _) in trees {
+            if let Some(id) = self.queues.running()[plan[*index].sequence].adapter_id() {
+                self.tiers.note_least_confidence(id, self.drafts.figures.least_confidence);
+            }
+        }
         // Nobody is to give way because others draft.
         let reserve = self.queues.running().len();
         for ((index, tree), kept) in trees.iter().zip(kept).filter(|(_, kept)| !kept.is_empty()) {
