@@ -42,6 +42,16 @@ pub trait Author: Draft<Error = Infallible> + Send {
         let _ = price;
     }
 
+    /// It is about to be asked what comes behind `at`: a model may say that along with what others are about to ask.
+    fn foresee(&mut self, tree: &TokenTree, at: Option<NodeId>) {
+        let _ = (tree, at);
+    }
+
+    /// Seconds that all takes that was foreseen, for whomever.
+    fn owed_s(&self) -> f64 {
+        0.0
+    }
+
     /// Time that a model has taken since this was asked last.
     fn take_spent(&mut self) -> Duration {
         Duration::ZERO
@@ -77,6 +87,14 @@ impl<L: HostLayers<Error = Infallible> + Send> Author for Combined<ModelDraft<L>
 
     fn set_price(&mut self, price: Price) {
         Self::set_price(self, price);
+    }
+
+    fn foresee(&mut self, tree: &TokenTree, at: Option<NodeId>) {
+        Self::foresee(self, tree, at);
+    }
+
+    fn owed_s(&self) -> f64 {
+        self.model().owed_s()
     }
 
     fn take_spent(&mut self) -> Duration {

@@ -46,6 +46,11 @@ pub trait Timed: Draft {
 
     /// The chance that the likeliest guess of a place comes true of which nothing is known yet.
     fn usual(&self) -> f64;
+
+    /// It is about to be asked what comes behind `at`, and may answer that along with what else is foreseen.
+    fn foresee(&mut self, tree: &TokenTree, at: Option<NodeId>) {
+        let _ = (tree, at);
+    }
 }
 
 #[cfg(test)]

@@ -1,7 +1,15 @@
 //! Drafted tokens: no answer is another for them, and nothing of them stays.
 
-use shmproto::message::Provisional;
-use speculation::{baseline::Rule, threshold::Threshold};
+use std::convert::Infallible;
+
+use base_executor::author::{Agency, Author};
+use shmproto::message::{DraftKind, Provisional};
+use speculation::{
+    baseline::Rule,
+    draft::{Draft, Guess},
+    threshold::Threshold,
+    tree::{NodeId, TokenTree},
+};
 
 use super::*;
 use crate::planted::Planted;
@@ -230,4 +238,59 @@ fn drafts_take_no_room_that_outputs_may_need() {
         !outputs[0].provisional.is_empty()
     };
     assert_eq!(heard.map(provisional).collect::<Vec<_>>(), [false, true, false, false]);
+}
+
+/// An author who notes what he is told and asked, with the number of his text.
+struct Heard {
+    number: u32,
+    notes: Arc<Mutex<Vec<(Note, u32)>>>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Note {
+    Foreseen,
+    Asked,
+}
+
+impl Draft for Heard {
+    type Error = Infallible;
+
+    fn accept(&mut self, _: &[u32]) -> Result<(), Infallible> {
+        Ok(())
+    }
+
+    fn guesses(&mut self, tree: &TokenTree, at: Option<NodeId>) -> Result<Vec<Guess>, Infallible> {
+        self.notes.lock().unwrap().push((Note::Asked, self.number));
+        let guess = Guess { token: 1, probability: 0.5 };
+        Ok(if tree.depth(at) < 3 { vec![guess] } else { Vec::new() })
+    }
+}
+
+impl Author for Heard {
+    fn foresee(&mut self, _: &TokenTree, _: Option<NodeId>) {
+        self.notes.lock().unwrap().push((Note::Foreseen, self.number));
+    }
+}
+
+#[test]
+fn of_several_sequences_all_are_foreseen_a_level_before_any_is_asked() {
+    let notes = Arc::new(Mutex::new(Vec::new()));
+    let (heard, mut number) = (Arc::clone(&notes), 0);
+    let agency = Agency::new(DraftKind::Model, move |_, _| {
+        number += 1;
+        Box::new(Heard { number, notes: Arc::clone(&heard) })
+    });
+    let requests = numbered((5..8).map(|salt| request(1, prompt(salt, 40), 12)));
+    let mut bench = Bench::drafting(ROOMY, Drafts::by(16, Some(agency)));
+    requests.iter().for_each(|request| bench.send(request.clone()));
+    bench.finish();
+    assert_as_if_alone(&bench, &requests);
+    let notes = std::mem::take(&mut *notes.lock().unwrap());
+    let rounds: Vec<_> = notes.chunk_by(|a, b| a.0 == b.0).collect();
+    for pair in rounds.chunks(2) {
+        let [foreseen, asked] = pair else { panic!("nobody is asked without warning: {rounds:?}") };
+        assert_eq!((foreseen[0].0, asked[0].0), (Note::Foreseen, Note::Asked));
+        assert!(foreseen.iter().map(|note| note.1).eq(asked.iter().map(|note| note.1)), "{pair:?}");
+    }
+    assert!(rounds.iter().any(|round| round.len() == 3), "three of them at once: {rounds:?}");
 }
