@@ -218,6 +218,7 @@ struct Entry<A> {
     load_wait_us: u64,
     drafted: u64,
     accepted: u64,
+    least_confidence: f32,
 }
 
 /// Resident adapters by id. Names are the gateway's business, and owners are hidden in the ids.
@@ -235,9 +236,16 @@ impl<A> Default for AdapterTable<A> {
 impl<A> AdapterTable<A> {
     /// Adds an adapter. Its claim says that its id is not taken.
     pub fn insert(&mut self, prepared: Prepared<A>) {
-        let unloads = Vec::new();
-        let entry =
-            Entry { prepared, users: 0, unloads, cold_starts: 0, load_wait_us: 0, drafted: 0, accepted: 0 };
+        let entry = Entry {
+            prepared,
+            users: 0,
+            unloads: Vec::new(),
+            cold_starts: 0,
+            load_wait_us: 0,
+            drafted: 0,
+            accepted: 0,
+            least_confidence: 0.0,
+        };
         self.entries.insert(entry.prepared.claim.id(), entry);
     }
 
@@ -297,6 +305,13 @@ impl<A> AdapterTable<A> {
         }
     }
 
+    /// The confidence that one more token drafted for it would have to have.
+    pub fn note_least_confidence(&mut self, id: AdapterId, confidence: f64) {
+        if let Some(entry) = self.entries.get_mut(&id) {
+            entry.least_confidence = confidence as f32;
+        }
+    }
+
     /// Takes out an adapter that nobody uses.
     pub fn remove_unused(&mut self, id: AdapterId) {
         if self.entries.get(&id).is_some_and(|entry| entry.users == 0) {
@@ -342,6 +357,7 @@ impl<A> AdapterTable<A> {
             rank_rows_executor: 0,
             drafted: entry.drafted,
             accepted: entry.accepted,
+            least_confidence: entry.least_confidence,
         };
         self.entries.iter().map(line).collect()
     }

@@ -32,10 +32,6 @@ pub trait Author: Draft<Error = Infallible> + Send {
         None
     }
 
-    /// Whether guessing takes time, so that it is done while there is nothing else to do, and what was guessed is kept. A table
-    /// is asked when everything is known that there is to know.
-    fn takes_time(&self) -> bool;
-
     /// Reads what of the text it would have to read before it guesses, for about as many seconds at most.
     fn read_ahead(&mut self, seconds: f64) {
         let _ = seconds;
@@ -44,6 +40,16 @@ pub trait Author: Draft<Error = Infallible> + Send {
     /// From now on guesses that take time may be made where this allows it.
     fn set_price(&mut self, price: Price) {
         let _ = price;
+    }
+
+    /// It is about to be asked what comes behind `at`: a model may say that along with what others are about to ask.
+    fn foresee(&mut self, tree: &TokenTree, at: Option<NodeId>) {
+        let _ = (tree, at);
+    }
+
+    /// Seconds that all takes that was foreseen, for whomever.
+    fn owed_s(&self) -> f64 {
+        0.0
     }
 
     /// Time that a model has taken since this was asked last.
@@ -64,10 +70,6 @@ pub trait Author: Draft<Error = Infallible> + Send {
 }
 
 impl Author for Ngram {
-    fn takes_time(&self) -> bool {
-        false
-    }
-
     fn learned(&self) -> Option<Learned> {
         Some(Learned { text: self.survival().clone(), model: Calibration::default() })
     }
@@ -79,16 +81,20 @@ impl<L: HostLayers<Error = Infallible> + Send> Author for Combined<ModelDraft<L>
         Some(Learned { text, model })
     }
 
-    fn takes_time(&self) -> bool {
-        true
-    }
-
     fn read_ahead(&mut self, seconds: f64) {
         self.model_mut().read_ahead(seconds);
     }
 
     fn set_price(&mut self, price: Price) {
         Self::set_price(self, price);
+    }
+
+    fn foresee(&mut self, tree: &TokenTree, at: Option<NodeId>) {
+        Self::foresee(self, tree, at);
+    }
+
+    fn owed_s(&self) -> f64 {
+        self.model().owed_s()
     }
 
     fn take_spent(&mut self) -> Duration {
@@ -113,6 +119,10 @@ impl Draft for Box<dyn Author> {
 
     fn guesses(&mut self, tree: &TokenTree, at: Option<NodeId>) -> Result<Vec<Guess>, Infallible> {
         self.as_mut().guesses(tree, at)
+    }
+
+    fn takes_time(&self) -> bool {
+        self.as_ref().takes_time()
     }
 }
 

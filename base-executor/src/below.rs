@@ -15,12 +15,13 @@ use std::{
 
 use cache::{
     NodeId, Tier,
-    copy::{Class, CopyEngine, Load},
+    copy::{Class, CopyEngine, Load, Ticket},
     ledger::{Account, Charge},
     manager::Outcome,
     store::{Record, Slot, Store, StoreError},
 };
 use ids::BlockId;
+use policy::deference::First;
 
 /// Bytes on their way to the file at most: they are in memory, and what finds no room among them is lost if it must leave.
 const MAX_WRITE_BYTES: usize = 64 << 20;
@@ -204,7 +205,7 @@ struct Disk {
     writing: HashMap<u32, Held>,
     /// Reads that have not begun: those that somebody waits for, and the others.
     unread: [VecDeque<Wanted>; 2],
-    reading: usize,
+    reading: Vec<(NodeId, Ticket)>,
     paused_until: Option<Instant>,
 }
 
@@ -239,18 +240,23 @@ impl Below {
         Self { room: Room { block_bytes, account }, ..Self::default() }
     }
 
-    /// Keeps blocks in a file, too.
+    /// Keeps blocks in a file, too; where somebody comes `first` at the disk, what nobody waits for gives way.
     ///
     /// # Errors
     /// If the thread that reads and writes it cannot be started.
-    pub fn with_store(mut self, store: Store, told: FileCopies) -> io::Result<Self> {
+    pub fn with_store(
+        mut self,
+        store: Store,
+        told: FileCopies,
+        first: Option<Arc<dyn First>>,
+    ) -> io::Result<Self> {
         self.disk = Some(Disk {
             store: Arc::new(store),
-            copies: CopyEngine::start(None)?,
+            copies: first.map_or_else(|| CopyEngine::start(None), CopyEngine::start_behind)?,
             told,
             writing: HashMap::new(),
             unread: Default::default(),
-            reading: 0,
+            reading: Vec::new(),
             paused_until: None,
         });
         Ok(self)
@@ -328,6 +334,19 @@ impl Below {
         }
     }
 
+    /// Somebody waits for a block by now that is being read.
+    pub fn hasten(&mut self, node: NodeId) {
+        let Some(disk) = &mut self.disk else { return };
+        let [urgent, others] = &mut disk.unread;
+        let (wanted, left) =
+            std::mem::take(others).into_iter().partition(|wanted: &Wanted| wanted.node == node);
+        *others = left;
+        let wanted: VecDeque<Wanted> = wanted;
+        urgent.extend(wanted.into_iter().map(|wanted| Wanted { class: Class::Demand, ..wanted }));
+        let reading = disk.reading.iter().filter(|(reading, _)| *reading == node);
+        reading.for_each(|(_, ticket)| ticket.raise(Class::Demand));
+    }
+
     /// A copy has ended.
     pub fn ended(&mut self, copy: &FileCopy, now: Instant) {
         let Some(disk) = &mut self.disk else { return };
@@ -341,8 +360,10 @@ impl Below {
                     self.pause(now);
                 }
             }
-            FileCopy::Read { .. } => {
-                disk.reading -= 1;
+            FileCopy::Read { node, .. } => {
+                if let Some(at) = disk.reading.iter().position(|(reading, _)| reading == node) {
+                    disk.reading.swap_remove(at);
+                }
                 disk.read_on(&self.room);
             }
         }
@@ -362,15 +383,16 @@ impl Disk {
 
     /// Begins as many reads as may be under way, the urgent first.
     fn read_on(&mut self, room: &Room) {
-        while self.reading < MAX_READS {
+        while self.reading.len() < MAX_READS {
             let next = self.unread.iter_mut().find_map(VecDeque::pop_front);
             let Some(Wanted { node, block, slot, record, class }) = next else { return };
-            self.reading += 1;
             let failed = FileCopy::Read { node, block, bytes: None };
             let asked = Asked { told: self.told.clone(), copy: Some(failed) };
             let (store, room) = (Arc::clone(&self.store), room.clone());
             let read = Reading { store, node, block, slot, record, room, asked };
-            let _ = self.copies.submit(class, Box::new(read), Box::new(|_| {}));
+            // Always taken, as writes are.
+            let taken = self.copies.submit(class, Box::new(read), Box::new(|_| {}));
+            self.reading.extend(taken.map(|ticket| (node, ticket)));
         }
     }
 }

@@ -13,7 +13,7 @@
 //! - `cold`: requests that wait for their adapter to reach the device, or for keys and values to come back to it.
 //! - `memory`: blocks that go to the tiers below the device, and come back.
 //! - `sequence`: one request: its tokens, its blocks, its sampling.
-//! - `drafts`: tokens drafted for a step, to be verified in it. `commission`: by whom. `meanwhile`: those drafted during one. `pace`: what steps
+//! - `drafts`: tokens drafted for a step, to be verified in it. `commission`: by whom. `growing`: for several sequences at once. `meanwhile`: those drafted during one. `pace`: what steps
 //!   take.
 //! - `schedule`: carries out what `policy::batch` decides: who is let in, takes part in a step, or gives way.
 //! - `postprocess`: from logits to outputs.
@@ -35,6 +35,7 @@ mod commission;
 mod computing;
 pub mod drafts;
 pub mod event;
+mod growing;
 pub mod layers;
 mod meanwhile;
 mod memory;

@@ -4,6 +4,7 @@ use std::{
     collections::HashMap,
     io,
     path::{Path, PathBuf},
+    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
@@ -17,6 +18,7 @@ use cache::{
 };
 use ids::TenantId;
 use model::forward::{BLOCK_TOKENS, ForwardPass};
+use policy::deference::First;
 use settings::{CachePolicy, CacheWeight};
 
 use crate::{
@@ -127,7 +129,8 @@ pub(crate) fn open<P: ForwardPass>(
         when_free(&path, &layout).context("--disk-bytes: the file of keys and values cannot be had")?;
     let restored = cache.restore(blocks);
     tell(&path, found, restored.blocks, damaged + restored.dropped);
-    let below = below.with_store(store, told).context("cannot start the thread of the disk tier")?;
+    let first = pass.sweep_figures().map(|figures| figures as Arc<dyn First>);
+    let below = below.with_store(store, told, first).context("cannot start the thread of the disk tier")?;
     Ok((cache, below))
 }
 

@@ -133,13 +133,13 @@ impl Draft for Priced {
         self.spent += begun.elapsed();
         guesses
     }
-}
 
-impl Author for Priced {
     fn takes_time(&self) -> bool {
         true
     }
+}
 
+impl Author for Priced {
     fn set_price(&mut self, price: Price) {
         self.price = Some(price);
     }

@@ -3,14 +3,15 @@
 //! Sweeps bypass the page cache, so the disk is the machine's own; the emulated one is slow enough that reading takes nearly all
 //! of a sweep, as on the paper's devices (CHECKLIST L-24), and says so.
 //!
-//! - this file: without drafts. [`drafted`]: with them, beside the paper's baselines.
+//! - this file: without drafts. [`drafted`]: with them, beside the paper's baselines. [`history`]: beside history that is copied.
 //! - [`engine`]: our engine, asked from this process. [`big_little`]: the baseline that is lossy.
 
 mod big_little;
 mod drafted;
 mod engine;
+mod history;
 
-use std::{num::NonZeroU64, path::Path, time::Instant};
+use std::{num::NonZeroU64, path::Path, sync::Arc, time::Instant};
 
 use anyhow::{Context, Result};
 use ids::BlockId;
@@ -19,6 +20,7 @@ use model::{
     forward::{BLOCK_TOKENS, ForwardPass as _, LogitRows, SequenceSlice},
     resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
     sources::open::open,
+    sweep::SweepFigures,
     weights::{
         served::ServedLayers,
         streamed::{Readahead, StreamOptions},
@@ -117,6 +119,11 @@ impl Side {
         self.model.forward(&batch, &mut Vec::new()).context("a pass failed")
     }
 
+    /// What its sweeps cost, as they go on.
+    fn model_figures(&self) -> Option<Arc<SweepFigures>> {
+        self.model.sweep_figures()
+    }
+
     /// Bytes read, seconds that took, and seconds waited.
     fn figures(&self) -> [f64; 3] {
         self.model.sweep_figures().map_or([0.0; 3], |figures| {
@@ -142,6 +149,9 @@ pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
         for streams in STREAMS {
             let sides = [&mut ahead, &mut resident, &mut std];
             rows.extend(compare(&format!("{percent} % of memory"), streams, sides, config.runs)?);
+        }
+        if percent == 50 {
+            rows.extend(history::run(&mut ahead, directory.path(), config.runs)?);
         }
     }
     let pace = NonZeroU64::new(SLOW);

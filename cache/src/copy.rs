@@ -2,7 +2,8 @@
 //!
 //! Before each piece the engine looks again at who is first, so what a request waits for ([`Class::Demand`])
 //! overtakes at the next piece whatever is brought in ahead of its need. Where a link is emulated, a piece is copied
-//! only when its time on that link is over: it is never seen sooner than it could have arrived.
+//! only when its time on that link is over: it is never seen sooner than it could have arrived. Where somebody comes first at the
+//! disk that copies share, those that nobody waits for give way ([`policy::deference`]).
 //!
 //! # Layout
 //!
@@ -29,7 +30,10 @@ use std::{
     thread::{self, JoinHandle},
 };
 
-use policy::clock::{Clock, SystemClock};
+use policy::{
+    clock::{Clock, SystemClock},
+    deference::First,
+};
 use thiserror::Error;
 
 use self::{
@@ -121,6 +125,15 @@ impl CopyEngine {
         Self::with_clock(link, MAX_JOBS, Box::new(SystemClock))
     }
 
+    /// Starts the thread at a disk at which somebody else comes `first`, but for what a request waits for.
+    ///
+    /// # Errors
+    /// If the thread cannot be started.
+    pub fn start_behind(first: Arc<dyn First>) -> io::Result<Self> {
+        let shared = Arc::new(Shared::new(MAX_JOBS, Box::new(SystemClock)));
+        Self::run(Courier::new(Arc::clone(&shared), None).behind(first), shared, None)
+    }
+
     /// As [`start`](Self::start), with another clock and at most `max_jobs` jobs that have not ended.
     ///
     /// # Errors
@@ -131,9 +144,12 @@ impl CopyEngine {
         clock: Box<dyn Clock>,
     ) -> io::Result<Self> {
         let shared = Arc::new(Shared::new(max_jobs, clock));
-        let mut courier = Courier::new(Arc::clone(&shared), link);
+        Self::run(Courier::new(Arc::clone(&shared), link), shared, link)
+    }
+
+    fn run(mut courier: Courier, shared: Arc<Shared>, bandwidth: Option<BytesPerSecond>) -> io::Result<Self> {
         let thread = thread::Builder::new().name("copy".to_owned()).spawn(move || courier.run())?;
-        Ok(Self { shared, bandwidth: link, thread: Some(thread) })
+        Ok(Self { shared, bandwidth, thread: Some(thread) })
     }
 
     /// Takes a job. `done` is called once, on the engine's thread, after the load was dropped; it may submit and
@@ -185,6 +201,7 @@ impl Ticket {
     /// Makes the job more urgent: it goes behind those that are in `class` already. Never makes it less urgent.
     pub fn raise(&self, class: Class) {
         self.shared.lock().raise(self.job, class);
+        self.shared.work.notify_one();
     }
 
     /// Ends the job. When this returns the engine has dropped the load; that takes no longer than copying the piece

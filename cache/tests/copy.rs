@@ -13,6 +13,7 @@ use std::{
 
 use cache::copy::{BytesPerSecond, Class, CopyEngine, End, Load};
 use patience::WATCHDOG;
+use policy::deference::First;
 
 /// What each piece does when it is copied.
 struct Pieces<F> {
@@ -196,4 +197,35 @@ fn on_the_machines_clock_nothing_arrives_before_its_time() {
         assert!(at >= Duration::from_millis(piece as u64 + 1), "piece {piece} came after {at:?}");
     }
     assert!(engine.stats().copy_us >= 10_000);
+}
+
+/// Somebody who has the disk all the time.
+#[derive(Debug)]
+struct Always(Instant);
+
+impl First for Always {
+    fn used(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.0)
+    }
+
+    fn takes(&self, _: usize) -> Duration {
+        Duration::from_secs(3_600)
+    }
+}
+
+#[test]
+fn whoever_gives_way_is_overtaken_by_demands_and_holds_up_nobodys_end() {
+    let (engine, ends) = (CopyEngine::start_behind(Arc::new(Always(Instant::now()))).unwrap(), Ends::new());
+    engine.submit(Class::Preload, load(1, 1, || {}), ends.of(0)).unwrap();
+    assert_eq!(ends.next(), (0, End::Done));
+    engine
+        .submit(Class::Preload, load(1, 1, || panic!("an hour is owed for each of the others")), ends.of(1))
+        .unwrap();
+    let hastened = engine.submit(Class::SwapIn, load(1, 1, || {}), ends.of(2)).unwrap();
+    engine.submit(Class::Demand, load(3, 1, || {}), ends.of(3)).unwrap();
+    assert_eq!(ends.next(), (3, End::Done));
+    hastened.raise(Class::Demand);
+    assert_eq!(ends.next(), (2, End::Done));
+    drop(engine);
+    assert_eq!(ends.next(), (1, End::Cancelled));
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use cache::{
     Cache, Cursor, Namespace, Prefix, Settings, Tier,
+    copy::Class,
     manager::{AdapterPlace, AdapterUnit, Copy, Outcome},
 };
 use ids::{AdapterId, TenantId};
@@ -130,4 +131,22 @@ fn an_adapter_gives_up_the_blocks_that_came_last_and_before_its_history_does() {
     assert_eq!(cache.place_adapter(id, 4), AdapterPlace::AlreadyThere);
     cache.unpin_adapter(id);
     cache.audit().unwrap();
+}
+
+#[test]
+fn what_comes_without_haste_is_hastened_as_soon_as_somebody_asks_for_it() {
+    let mut cache = cache(8, 2);
+    compute(&mut cache, OLD, 1);
+    spill(&mut cache);
+    let held = cache.allocate(8).unwrap();
+    cache.release(&held);
+    cache.advance(Duration::from_secs(2), 0);
+    cache.prefetch(1);
+    let coming: Vec<_> = cache.take_copies();
+    let [Copy::In { node, class: Class::SwapIn, .. }] = coming[..] else { panic!("{coming:?}") };
+    let mut prefix = cache.lookup(namespace(), &OLD);
+    assert_eq!((cache.fetch(&mut prefix, &OLD), cache.arrived(&[node])), (vec![node], None));
+    let copies = cache.take_copies();
+    assert!(matches!(copies[..], [Copy::Hasten { node: wanted }] if wanted == node), "{copies:?}");
+    cache.release(&prefix.blocks);
 }

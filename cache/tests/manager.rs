@@ -279,6 +279,11 @@ impl World {
                 Copy::In { node, block, tier, slot, .. } => {
                     self.copies.push(Under::In { node, block, tier, slot })
                 }
+                Copy::Hasten { node } => {
+                    let is_coming =
+                        |under: &Under| matches!(under, Under::In { node: coming, .. } if *coming == node);
+                    assert!(self.copies.iter().any(is_coming), "what is hastened is on its way");
+                }
             }
         }
     }

@@ -103,6 +103,11 @@ struct Going<'a, 'd> {
 }
 
 impl Going<'_, '_> {
+    /// Most drafted tokens in a row: the target's own comes behind the deepest.
+    fn max_depth(&self, sequence: &Sequence<'_>) -> usize {
+        self.end.saturating_sub(sequence.tokens.len() + 1)
+    }
+
     /// Tells the caller a token, behind which the sequence has `tokens`. Whether, and why, it is the last.
     fn tell(&mut self, token: u32, tokens: usize) -> Option<Finish> {
         self.first_token.get_or_insert_with(|| self.begun.elapsed());
@@ -259,7 +264,7 @@ impl SplitModel {
     ) -> Result<Finish, GenerateError> {
         loop {
             let tree = self.draft(sequence, going);
-            let (tree, segments) = self.sweep(sequence, tree)?;
+            let (tree, segments) = self.sweep(sequence, tree, going)?;
             let (mut walk, told) = (Walk::new(&tree), sequence.tokens.len());
             let finish = loop {
                 let row = segments.row(walk.at()).unwrap_or(0);
@@ -286,9 +291,7 @@ impl SplitModel {
     /// What is worth verifying behind the pending token. Nothing behind a prompt that is not computed, and nothing that the
     /// answer has no place for.
     fn draft(&self, sequence: &Sequence<'_>, going: &mut Going<'_, '_>) -> TokenTree {
-        // The target's own token comes behind the deepest.
-        let max_depth = going.end.saturating_sub(sequence.tokens.len() + 1);
-        let is_decoding = going.first_token.is_some();
+        let (max_depth, is_decoding) = (going.max_depth(sequence), going.first_token.is_some());
         match &mut going.drafting {
             Some(drafting) if is_decoding => drafting.tree(&self.sweeps, self.chunk_tokens - 1, max_depth),
             _ => TokenTree::new(),
@@ -296,25 +299,40 @@ impl SplitModel {
     }
 
     /// Computes what is pending, with the tree behind it: logits of the last token, and of each one drafted. What could not be
-    /// verified is no longer in the tree that is given back.
+    /// verified is no longer in the tree that is given back. Whoever drafts may go on meanwhile.
     fn sweep(
         &mut self,
         sequence: &mut Sequence<'_>,
         tree: TokenTree,
+        going: &mut Going<'_, '_>,
     ) -> Result<(TokenTree, Segments), GenerateError> {
         let (begun, is_decoding) = (Instant::now(), sequence.computed + 1 == sequence.tokens.len());
-        let swept = if tree.is_empty() {
-            self.grow(sequence)?;
-            self.compute_pending(sequence)?;
-            let segments = Segments::of(&tree);
-            (tree, segments)
-        } else {
-            self.verify(sequence, tree)?
+        let takes = self.sweeps.takes(1 + tree.len()).filter(|_| is_decoding);
+        // Behind what comes of the last sweep there is nothing to guess.
+        let has_more = self.session().is_far() && going.max_depth(sequence) > 0;
+        let swept = match going.drafting.as_mut().filter(|drafting| has_more && drafting.goes_on()) {
+            Some(drafting) => drafting.meanwhile(takes, || self.compute(sequence, tree))?,
+            None => self.compute(sequence, tree)?,
         };
         if is_decoding {
             self.sweeps.observe(swept.1.rows(), begun.elapsed());
         }
         Ok(swept)
+    }
+
+    /// A sweep, as it is for all.
+    fn compute(
+        &mut self,
+        sequence: &mut Sequence<'_>,
+        tree: TokenTree,
+    ) -> Result<(TokenTree, Segments), GenerateError> {
+        if !tree.is_empty() {
+            return self.verify(sequence, tree);
+        }
+        self.grow(sequence)?;
+        self.compute_pending(sequence)?;
+        let segments = Segments::of(&tree);
+        Ok((tree, segments))
     }
 
     /// Computes the keys and values that are missing, chunk by chunk, and the logits of the last token.

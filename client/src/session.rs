@@ -110,6 +110,12 @@ impl Session {
         &self.catalog
     }
 
+    /// Whether the executor computes on another machine.
+    #[must_use]
+    pub fn is_far(&self) -> bool {
+        self.connector.is_far()
+    }
+
     /// How the client behaves.
     #[must_use]
     pub fn settings(&self) -> &Settings {

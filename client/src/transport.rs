@@ -52,6 +52,11 @@ pub trait Connect: Send + Sync + fmt::Debug {
     /// Nobody is there, or does not want this client.
     fn connect(&self) -> Result<Box<dyn Transport>, LinkError>;
 
+    /// Whether the executor computes on another machine, so that this one has nothing to do while a call is on its way.
+    fn is_far(&self) -> bool {
+        true
+    }
+
     /// Hash of the shared layout, for [`shmproto::layer::control::Open`]; 0 if memory is not shared.
     fn layout_hash(&self) -> u64 {
         0

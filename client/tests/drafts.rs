@@ -3,10 +3,10 @@
 
 mod support;
 
-use std::{convert::Infallible, ops::ControlFlow, path::Path};
+use std::{convert::Infallible, ops::ControlFlow, path::Path, thread, time::Duration};
 
 use client::{
-    drafts::{Drafted, Effort},
+    drafts::{Drafted, Effort, Guesser},
     generate::{Finish, Generated, Task},
     split_model::{OwnAdapter, SplitModel, SplitOptions},
     text::Text,
@@ -25,7 +25,10 @@ use speculation::{
     threshold::Threshold,
     tree::{MAX_NODES, NodeId, TokenTree},
 };
-use support::{OFF, example_adapter, executor, generate, golden, real_model, split, split_of, tiny, tokens};
+use support::{
+    OFF, example_adapter, executor, far::Far, generate, golden, real_model, split, split_of, split_over,
+    tiny, tokens,
+};
 
 /// As many guesses as there are rows for, whatever time they take here: what is worth it is another test's question.
 fn eager(path: &Path) -> SplitModel {
@@ -69,11 +72,35 @@ impl Draft for Planted {
     }
 }
 
+/// The same, who takes a while for each guess.
+struct Slow(Planted);
+
+impl Draft for Slow {
+    type Error = Infallible;
+
+    fn accept(&mut self, tokens: &[u32]) -> Result<(), Infallible> {
+        self.0.accept(tokens)
+    }
+
+    fn guesses(&mut self, tree: &TokenTree, at: Option<NodeId>) -> Result<Vec<Guess>, Infallible> {
+        thread::sleep(Duration::from_millis(1));
+        self.0.guesses(tree, at)
+    }
+
+    fn takes_time(&self) -> bool {
+        true
+    }
+}
+
+fn far(path: &Path, round_trip: Duration) -> Box<Far> {
+    Box::new(Far { executor: executor(path), round_trip })
+}
+
 fn drafted(
     model: &mut SplitModel,
     task: &Task,
     adapter: Option<&OwnAdapter>,
-    guesser: &mut dyn Draft<Error = Infallible>,
+    guesser: Guesser<'_>,
 ) -> Generated {
     model.generate_drafted(task, adapter, guesser, &mut |_| ControlFlow::Continue(())).unwrap()
 }
@@ -237,10 +264,52 @@ fn whatever_decides_how_much_is_verified_the_answer_is_the_same() {
     }
 }
 
+/// L-10, L-13 over a network: what is guessed while it carries rows is kept where the target comes by, and changes no token.
+#[test]
+fn a_draft_that_takes_time_goes_on_while_the_network_is_waited_for() {
+    let path = tiny("llama-tied");
+    let mut plain = split(&path, OFF);
+    let vocab_size = plain.config().vocab_size;
+    for sampling in samplings(vocab_size).into_iter().step_by(3) {
+        let task = Task { prompt: tokens(13, vocab_size), sampling, max_tokens: 24, stop_tokens: Vec::new() };
+        let expected = generate(&mut plain, &task, None).tokens;
+        let slow = || Slow(Planted { answer: expected.clone(), said: 0, vocab_size: vocab_size as u32 });
+        for effort in [Effort::Worth, Effort::Compared(Rule::Nodes(4))] {
+            let options = SplitOptions { effort, kv_bytes: 32 << 20, ..SplitOptions::default() };
+            let mut model = split_of(far(&path, Duration::from_millis(3)), &path, &options);
+            let found = drafted(&mut model, &task, None, &mut slow());
+            assert_eq!(found.tokens, expected, "{effort:?}");
+            let Drafted { accepted, ahead, kept, hidden, .. } = found.drafted;
+            assert!(accepted > 0 && ahead >= kept && kept > 0, "{:?}", found.drafted);
+            assert!(hidden >= Duration::from_millis(1), "{:?}", found.drafted);
+            let table = &mut Ngram::new(&task.prompt, Survival::default());
+            let found = drafted(&mut model, &task, None, table);
+            assert_eq!((found.tokens, found.drafted.ahead), (expected.clone(), 0), "a table takes no time");
+            let mut near = split_of(Box::new(executor(&path)), &path, &options);
+            let found = drafted(&mut near, &task, None, &mut slow());
+            assert_eq!((found.tokens, found.drafted.ahead), (expected.clone(), 0), "the cores are taken");
+        }
+    }
+}
+
+#[test]
+fn nothing_is_guessed_behind_the_last_token() {
+    let path = tiny("llama-tied");
+    let mut model = split_over(far(&path, Duration::ZERO), &path, OFF);
+    let vocab_size = model.config().vocab_size;
+    let sampling = samplings(vocab_size).remove(0);
+    let task = Task { prompt: tokens(13, vocab_size), sampling, max_tokens: 1, stop_tokens: Vec::new() };
+    let answer = generate(&mut model, &task, None).tokens;
+    let mut slow = Slow(Planted { answer: answer.clone(), said: 0, vocab_size: vocab_size as u32 });
+    let found = drafted(&mut model, &task, None, &mut slow);
+    assert_eq!((found.tokens, found.drafted), (answer, Drafted::default()));
+}
+
 /// The real model drafts for itself under an adapter that it does not have.
 #[test]
 fn a_model_drafts_and_the_answer_is_the_adapters() {
     let mut model = split(&real_model(), OFF);
+    let mut remote = split_over(far(&real_model(), Duration::ZERO), &real_model(), OFF);
     let text = Text::load(&ModelFiles::at(&real_model()).unwrap()).unwrap();
     let vocab_size = model.config().vocab_size;
     let own = model.load_adapter(&example_adapter("pirate")).unwrap();
@@ -255,6 +324,14 @@ fn a_model_drafts_and_the_answer_is_the_adapters() {
         draft.begin(&task.prompt);
         let found = drafted(&mut model, &task, adapter, &mut draft);
         assert_eq!(found.tokens, expected.tokens);
+        draft.begin(&task.prompt);
+        let found = drafted(&mut remote, &task, adapter, &mut draft);
+        assert_eq!(found.tokens, expected.tokens);
+        assert!(
+            found.drafted.ahead > 0,
+            "the prompt is read meanwhile, if nothing else: {:?}",
+            found.drafted
+        );
         if adapter.is_none() {
             let guessed = draft.guesses(&TokenTree::new(), None).unwrap();
             assert!(!guessed.is_empty() && guessed[0].probability >= guessed[1].probability);

@@ -153,6 +153,8 @@ pub struct Placement {
     pub drafted_tokens: u64,
     /// Of them those that were its own.
     pub accepted_tokens: u64,
+    /// The chance that one more would have had to have to be worth its row, when last asked; of several executors the highest.
+    pub least_confidence: f32,
 }
 
 impl Placement {
@@ -162,6 +164,7 @@ impl Placement {
         self.load_wait_ms += millis(stats.load_wait_us);
         self.drafted_tokens += stats.drafted;
         self.accepted_tokens += stats.accepted;
+        self.least_confidence = self.least_confidence.max(stats.least_confidence);
         for (own, more) in self.rank_rows.iter_mut().zip(rank_rows(stats)) {
             *own += more;
         }

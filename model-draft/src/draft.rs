@@ -52,7 +52,7 @@ impl<L> fmt::Debug for ModelDraft<L> {
 
 impl<L> Drop for ModelDraft<L> {
     fn drop(&mut self) {
-        self.drafter.lock().texts.close(self.id);
+        self.drafter.lock().close(self.id);
     }
 }
 
@@ -67,6 +67,13 @@ impl<L: HostLayers<Error = Infallible>> ModelDraft<L> {
         self.verified.clear();
         self.verified.extend_from_slice(prompt);
         self.asked.clear();
+        self.drafter.lock().forget(self.id);
+    }
+
+    /// Seconds that all takes that was foreseen, for this text and others; 0 where nobody has timed it yet.
+    #[must_use]
+    pub fn owed_s(&self) -> f64 {
+        self.drafter.lock().owed_s()
     }
 
     /// How far it is to be trusted by now.
@@ -146,6 +153,7 @@ impl<L: HostLayers<Error = Infallible>> Draft for ModelDraft<L> {
             }
         }
         self.verified.extend_from_slice(tokens);
+        self.drafter.lock().forget(self.id);
         Ok(())
     }
 
@@ -163,6 +171,10 @@ impl<L: HostLayers<Error = Infallible>> Draft for ModelDraft<L> {
         self.asked.push(Asked { way: way(tree, at).collect(), said });
         Ok(guesses)
     }
+
+    fn takes_time(&self) -> bool {
+        true
+    }
 }
 
 impl<L: HostLayers<Error = Infallible>> Timed for ModelDraft<L> {
@@ -172,10 +184,18 @@ impl<L: HostLayers<Error = Infallible>> Timed for ModelDraft<L> {
             // It will not come, however long one waits.
             return Some(f64::INFINITY);
         }
-        guessing.seconds(guessing.missing(self.id, &text))
+        guessing.seconds_along(guessing.missing(self.id, &text))
     }
 
     fn usual(&self) -> f64 {
         self.calibration.usual()
+    }
+
+    fn foresee(&mut self, tree: &TokenTree, at: Option<NodeId>) {
+        let (text, mut guessing) = (self.text(tree, at), self.drafter.lock());
+        // Of what takes long to read, others would wait for their answers.
+        if guessing.can_read(&text) && guessing.missing(self.id, &text) <= FEW_TOKENS {
+            guessing.foresee(self.id, text);
+        }
     }
 }

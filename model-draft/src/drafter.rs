@@ -1,15 +1,17 @@
 //! The model that guesses.
 
 use std::{
+    collections::HashMap,
     convert::Infallible,
     fmt,
+    ops::Range,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
 use model::{
     deltas::prepared::PreparedAdapter,
-    forward::{ForwardPass, LogitRows, SequenceSlice},
+    forward::{BLOCK_TOKENS, ForwardPass, LogitRows, SequenceSlice},
     resident::ResidentModel,
     sampling::logprobs,
     weights::{ResidentLayers, host::HostLayers},
@@ -25,7 +27,7 @@ use crate::{
 /// Tokens of a text that are read at once.
 pub(crate) const CHUNK_TOKENS: usize = 256;
 
-/// A model that guesses for several texts, one after the other. Clones are the same.
+/// A model that guesses for several texts: what is foreseen for several of them in one pass. Clones are the same.
 pub struct Drafter<L = ResidentLayers>(Arc<Mutex<Guessing<L>>>);
 
 impl<L> Clone for Drafter<L> {
@@ -57,6 +59,8 @@ impl<L: HostLayers<Error = Infallible>> Drafter<L> {
             most_tokens,
             logits,
             timings,
+            foreseen: Vec::new(),
+            along: HashMap::new(),
         })))
     }
 }
@@ -80,6 +84,36 @@ pub(crate) struct Guessing<L> {
     logits: Vec<f32>,
     /// Rows of a pass to seconds.
     timings: Fit<Line>,
+    /// What is about to be asked for; all of it is read when the first of it is.
+    foreseen: Vec<Foreseen>,
+    /// What was said along with others, until somebody asks for it.
+    along: HashMap<TextId, (Vec<u32>, Said)>,
+}
+
+/// Tokens, the likeliest first, and the probabilities that the model gives them.
+type Said = Vec<(u32, f64)>;
+
+/// A text behind whose end somebody is about to ask.
+#[derive(Debug)]
+struct Foreseen {
+    id: TextId,
+    text: Vec<u32>,
+    /// Tokens of it that were not read.
+    missing: usize,
+}
+
+impl<L> Guessing<L> {
+    /// A text that nobody asks for any more.
+    pub(crate) fn close(&mut self, id: TextId) {
+        self.forget(id);
+        self.texts.close(id);
+    }
+
+    /// What was foreseen of a text will not be asked for.
+    pub(crate) fn forget(&mut self, id: TextId) {
+        self.foreseen.retain(|foreseen| foreseen.id != id);
+        self.along.remove(&id);
+    }
 }
 
 impl<L: HostLayers<Error = Infallible>> Guessing<L> {
@@ -100,17 +134,94 @@ impl<L: HostLayers<Error = Infallible>> Guessing<L> {
         Some(self.timings.line()?.at(tokens as f64))
     }
 
-    /// What comes behind `text`, which can be read, the likeliest first, each with the probability that the model gives it.
-    pub(crate) fn said(&mut self, id: TextId, text: &[u32]) -> (Vec<(u32, f64)>, Duration) {
-        let (is_read, took) = self.read(id, text, LogitRows::Last);
-        if !is_read || self.logits.is_empty() {
-            return (Vec::new(), took);
+    /// Seconds that so many tokens take beside all that is foreseen; `None` before any were read.
+    pub(crate) fn seconds_along(&self, tokens: usize) -> Option<f64> {
+        let foreseen: usize = self.foreseen.iter().map(|foreseen| foreseen.missing).sum();
+        Some(self.seconds(foreseen + tokens)? - self.owed_s())
+    }
+
+    /// Seconds that all takes that is foreseen; 0 before any tokens were read.
+    pub(crate) fn owed_s(&self) -> f64 {
+        match self.foreseen.iter().map(|foreseen| foreseen.missing).sum() {
+            0 => 0.0,
+            missing => self.seconds(missing).unwrap_or_default(),
         }
-        let (_, likely) = logprobs(&self.logits, 0, MAX_GUESSES);
-        let known = likely
-            .into_iter()
-            .filter_map(|(index, logprob)| Some((self.vocabulary.token(index)?, f64::from(logprob).exp())));
-        (known.collect(), took)
+    }
+
+    /// Somebody is about to ask what comes behind `text`, which can be read.
+    pub(crate) fn foresee(&mut self, id: TextId, text: Vec<u32>) {
+        self.forget(id);
+        let missing = self.missing(id, &text);
+        self.foreseen.push(Foreseen { id, text, missing });
+    }
+
+    /// What comes behind `text`, which can be read, and the time that took: none where it was read along with another.
+    pub(crate) fn said(&mut self, id: TextId, text: &[u32]) -> (Said, Duration) {
+        let is_foreseen = |foreseen: &Foreseen| foreseen.id == id && foreseen.text == text;
+        let mut took = Duration::ZERO;
+        if self.foreseen.iter().any(is_foreseen) {
+            took = self.read_foreseen();
+        }
+        if let Some((_, said)) = self.along.remove(&id).filter(|(known, _)| known == text) {
+            return (said, took);
+        }
+        let (is_read, alone) = self.read(id, text, LogitRows::Last);
+        let has_said = is_read && !self.logits.is_empty();
+        let said = if has_said { self.likeliest(0..self.logits.len()) } else { Vec::new() };
+        (said, took + alone)
+    }
+
+    /// The likeliest tokens of a row of logits.
+    fn likeliest(&self, row: Range<usize>) -> Said {
+        let (_, likely) = logprobs(&self.logits[row], 0, MAX_GUESSES);
+        let known = |(index, logprob)| Some((self.vocabulary.token(index)?, f64::from(logprob).exp()));
+        likely.into_iter().filter_map(known).collect()
+    }
+
+    /// Reads all that is foreseen in one pass, but for what finds no room.
+    fn read_foreseen(&mut self) -> Duration {
+        let foreseen = self.with_room();
+        let slices = foreseen.iter().filter_map(|one| {
+            let read = self.texts.get(one.id)?;
+            Some(SequenceSlice {
+                trunk: &[],
+                tokens: &one.text[read.tokens.len()..],
+                start: read.tokens.len(),
+                blocks: &read.blocks,
+                adapter: self.adapter.as_ref(),
+                logits: LogitRows::Last,
+            })
+        });
+        let batch: Vec<_> = slices.collect();
+        if batch.is_empty() {
+            return Duration::ZERO;
+        }
+        let rows: usize = batch.iter().map(|slice| slice.tokens.len()).sum();
+        let begun = Instant::now();
+        let Ok(()) = self.model.forward(&batch, &mut self.logits);
+        let took = begun.elapsed();
+        self.timings.observe(rows as f64, took.as_secs_f64());
+        let width = self.logits.len() / foreseen.len();
+        for (at, Foreseen { id, text, .. }) in foreseen.into_iter().enumerate() {
+            let said = self.likeliest(at * width..(at + 1) * width);
+            self.texts.note(id, &text);
+            self.along.insert(id, (text, said));
+        }
+        took
+    }
+
+    /// What is foreseen and has room, each text cut to what of it was read.
+    fn with_room(&mut self) -> Vec<Foreseen> {
+        let mut foreseen = std::mem::take(&mut self.foreseen);
+        for Foreseen { id, text, .. } in &foreseen {
+            if let Some(read) = self.texts.with_room(*id, text.len()) {
+                read.tokens.truncate(read.known(text));
+            }
+        }
+        // Those who came last may have taken the room of others.
+        let room = |id| self.texts.get(id).map_or(0, |read| read.blocks.len() * BLOCK_TOKENS);
+        foreseen.retain(|one| room(one.id) >= one.text.len());
+        foreseen
     }
 
     /// Reads what of `text` is not there, for logits of its last token or for none. False: there is no room.

@@ -14,6 +14,7 @@
 //!
 //! # Principles
 //!
+//! - What several texts are about to be asked for is read in one pass, and is what each would have said alone.
 //! - A draft owns what it computes with: threads, scratch, keys and values. Whoever waits for a pass may ask it meanwhile.
 //! - It never reads a disk once it is open, and takes no memory.
 //! - No adapter of a tenant is part of it (CHECKLIST D4.11).

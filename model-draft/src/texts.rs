@@ -68,6 +68,14 @@ impl Texts {
         self.texts.get(&id)
     }
 
+    /// All of `text` was read.
+    pub(crate) fn note(&mut self, id: TextId, text: &[u32]) {
+        if let Some(read) = self.texts.get_mut(&id) {
+            read.tokens.clear();
+            read.tokens.extend_from_slice(text);
+        }
+    }
+
     /// The text, with blocks for `tokens` tokens; others have given theirs up for it where that was needed. `None` if there are not so
     /// many.
     pub(crate) fn with_room(&mut self, id: TextId, tokens: usize) -> Option<&mut Read> {

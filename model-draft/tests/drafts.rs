@@ -93,6 +93,51 @@ fn a_text_has_its_guesses_whatever_else_is_read_and_however_little_is_kept() {
 }
 
 #[test]
+fn what_several_texts_are_about_to_be_asked_is_said_in_one_pass_and_as_alone() {
+    let alone = opened(16 << 20, None);
+    let prompts = [prompt(0, 40), prompt(1, 33), prompt(2, 48), prompt(3, 17)];
+    let wanted = prompts.each_ref().map(|prompt| chain(&mut alone.text(prompt, Calibration::default()), 6));
+    for bytes in [16 << 20, 96 << 10] {
+        let together = opened(bytes, None);
+        let texts = prompts.each_ref().map(|prompt| together.text(prompt, Calibration::default()));
+        let mut texts = texts.map(|text| (text, TokenTree::new(), None::<NodeId>));
+        let mut said = prompts.each_ref().map(|_| Vec::new());
+        for level in 0..6 {
+            for (text, tree, at) in &mut texts {
+                text.read_ahead(10.0);
+                text.foresee(tree, *at);
+            }
+            texts.iter_mut().for_each(|(text, ..)| _ = text.take_spent());
+            for (index, (text, tree, at)) in texts.iter_mut().enumerate() {
+                let guesses = text.guesses(tree, *at).unwrap();
+                let was_read = !text.take_spent().is_zero();
+                let is_first = index == 0;
+                assert!(was_read == is_first || bytes < 1 << 20, "text {index}, level {level}");
+                said[index].push((guesses[0].token, guesses[0].probability.to_bits()));
+                *at = tree.push(*at, guesses[0].token, guesses[0].probability);
+            }
+        }
+        assert_eq!(said, wanted, "{bytes} bytes");
+    }
+}
+
+#[test]
+fn what_was_foreseen_and_is_not_asked_for_is_not_read() {
+    let drafter = opened(16 << 20, None);
+    let mut texts = [1, 2].map(|salt| drafter.text(&prompt(salt, 10), Calibration::default()));
+    let expected = texts.each_mut().map(|text| chain(text, 1));
+    for text in &mut texts {
+        text.foresee(&TokenTree::new(), None);
+    }
+    let owed_s = texts[0].owed_s();
+    assert!(owed_s > 0.0);
+    texts[1].begin(&prompt(3, 10));
+    assert!(texts[0].owed_s() < owed_s, "another text begins");
+    assert_eq!(chain(&mut texts[0], 1), expected[0]);
+    assert_eq!(texts[0].owed_s(), 0.0);
+}
+
+#[test]
 fn a_guess_goes_on_from_what_the_target_said_and_is_trusted_as_it_was_right() {
     let drafter = opened(16 << 20, None);
     let mut text = drafter.text(&prompt(1, 30), Calibration::default());

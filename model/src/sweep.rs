@@ -1,9 +1,14 @@
 //! What sweeps over streamed weights cost, for whoever wants to know it while they go on, and what may be done while they wait.
 
 use std::{
-    sync::atomic::{AtomicU64, Ordering::Relaxed},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
     time::{Duration, Instant},
 };
+
+use policy::deference::First;
 
 /// Under this name the log has, at level `trace`, what was loaded and what was computed, each when it was done (CHECKLIST L-27).
 pub const PIPELINE: &str = "pipeline";
@@ -23,6 +28,8 @@ pub trait Waiting {
 pub struct SweepFigures {
     read_bytes: AtomicU64,
     read_ns: AtomicU64,
+    /// Since when the reader reads what it reads now. Under its lock what was read is counted.
+    reading: Mutex<Option<Instant>>,
     waited_ns: AtomicU64,
     computed_ns: AtomicU64,
 }
@@ -52,6 +59,21 @@ impl SweepFigures {
         Duration::from_nanos(self.computed_ns.load(Relaxed))
     }
 
+    /// Has the reader `read` so many bytes.
+    pub(super) fn reading<T>(&self, bytes: u64, since: Instant, read: impl FnOnce() -> T) -> T {
+        *self.read_now() = Some(since);
+        let outcome = read();
+        let mut reading = self.read_now();
+        *reading = None;
+        self.add_read(bytes, since);
+        outcome
+    }
+
+    fn read_now(&self) -> MutexGuard<'_, Option<Instant>> {
+        // It is whole whoever panics.
+        self.reading.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(super) fn add_read(&self, bytes: u64, since: Instant) {
         self.read_bytes.fetch_add(bytes, Relaxed);
         let took_ns = add(&self.read_ns, since);
@@ -72,9 +94,42 @@ impl SweepFigures {
     }
 }
 
+/// Sweeps come first at the disk that history is kept on, too: a pass waits for them.
+impl First for SweepFigures {
+    fn used(&self, now: Instant) -> Duration {
+        let reading = self.read_now();
+        self.read_time() + reading.map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
+    }
+
+    fn takes(&self, bytes: usize) -> Duration {
+        let byte_s = self.read_time().as_secs_f64() / (self.read_bytes().max(1) as f64);
+        Duration::try_from_secs_f64(bytes as f64 * byte_s).unwrap_or_default()
+    }
+}
+
 /// Adds what has passed `since` then, and says what that was.
 fn add(counter: &AtomicU64, since: Instant) -> u64 {
     let passed = u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX);
     counter.fetch_add(passed, Relaxed);
     passed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_being_read_counts_as_used_before_it_is_there() {
+        let (figures, since) = (SweepFigures::default(), Instant::now());
+        let after = |ms| since + Duration::from_millis(ms);
+        assert_eq!(figures.used(after(9)), Duration::ZERO);
+        figures.reading(1_000, since, || {
+            assert_eq!(figures.used(after(7)), Duration::from_millis(7));
+            assert_eq!(figures.takes(1_000), Duration::ZERO, "nobody knows yet");
+        });
+        let used = figures.used(after(7_000));
+        assert_eq!((used, figures.read_bytes()), (figures.read_time(), 1_000), "the disk idles by now");
+        let half = figures.takes(500).as_secs_f64() / used.as_secs_f64();
+        assert!((half - 0.5).abs() < 1e-3 || used < Duration::from_micros(1), "{half}");
+    }
 }

@@ -8,6 +8,7 @@
 //! - [`admission`]: who is let in when more ask than can be served.
 //! - [`batch`]: who takes part in a step, with how many tokens.
 //! - [`clock`]: where the time comes from.
+//! - [`deference`]: what may be taken of a disk beside whoever comes first there.
 //! - [`fairness`]: whose turn it is, of tenants who share what there is.
 //! - [`perf`]: what things will take: lines fitted to timings, and what follows from them.
 //! - [`random`]: numbers drawn by key and counter.
@@ -19,6 +20,7 @@
 pub mod admission;
 pub mod batch;
 pub mod clock;
+pub mod deference;
 pub mod fairness;
 pub mod perf;
 pub mod random;

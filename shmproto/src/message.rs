@@ -11,8 +11,8 @@ mod stats;
 pub use self::{
     generation::{Finish, Generate, Output, Precision, Provisional, Sampling, TokenOutput},
     stats::{
-        AdapterStats, DraftKind, HeldStats, LayerRoute, LayerSession, LayerStats, MemoryStats, ShareStats,
-        SpeculationStats, Stats, TenantUse, WeightStats, WorkerStats,
+        ACCEPTED_BOUNDS, AdapterStats, DraftKind, HeldStats, LayerRoute, LayerSession, LayerStats,
+        MemoryStats, ShareStats, SpeculationStats, Stats, TenantUse, WeightStats, WorkerStats,
     },
 };
 use crate::{wire_enum, wire_struct};

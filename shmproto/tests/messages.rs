@@ -117,6 +117,7 @@ fn stats() -> ToGateway {
         rank_rows_executor: 7,
         drafted: 8,
         accepted: 9,
+        least_confidence: 0.5,
     };
     let worker = WorkerStats { core: 1, pid: 4_000, slices: 8, rank_rows: 9, taken_back: 10 };
     ToGateway::Stats(Stats {
@@ -131,6 +132,7 @@ fn stats() -> ToGateway {
             verifications: 1,
             drafted: 2,
             accepted: 3,
+            accepted_counts: [1, 2, 3, 4, 5, 6, 7],
             model_drafted: 4,
             model_accepted: 5,
             drafting_us: 6,

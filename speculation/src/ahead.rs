@@ -79,6 +79,14 @@ impl Ahead {
     }
 }
 
+impl Settled {
+    /// Itself if anything was guessed meanwhile. Else nothing, so that all is guessed anew: more is known by now.
+    #[must_use]
+    pub fn if_any(self) -> Self {
+        if self.kept + self.discarded > 0 { self } else { Self::default() }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;

@@ -48,6 +48,12 @@ impl Rule {
         }
     }
 
+    /// Whether its trees grow as a pacer says, so that they can go on growing.
+    #[must_use]
+    pub fn is_paced(&self) -> bool {
+        matches!(self, Self::Nodes(_) | Self::Learned(_))
+    }
+
     /// The confidence that ends a tree, where that is what does; else 0.
     #[must_use]
     pub fn threshold(&self) -> f64 {

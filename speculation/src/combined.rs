@@ -77,13 +77,22 @@ pub struct Combined<M> {
     price: Option<Price>,
     /// The ways to what the model guessed behind the last token that the target said.
     of_model: HashSet<Vec<u32>>,
+    /// The way to where it was foreseen to be asked, and whether it will ask the model there.
+    foreseen: Option<(Vec<u32>, Asks)>,
+}
+
+/// Who is asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Asks {
+    Table,
+    Model,
 }
 
 impl<M: Timed> Combined<M> {
     /// Both know the same text; the model is not asked before it has a [price](Self::set_price).
     #[must_use]
     pub fn new(table: Ngram, model: M) -> Self {
-        Self { table, model, price: None, of_model: HashSet::new() }
+        Self { table, model, price: None, of_model: HashSet::new(), foreseen: None }
     }
 
     /// The table.
@@ -120,12 +129,25 @@ impl<M: Timed> Combined<M> {
         self.of_model.contains(&way(tree, Some(node)))
     }
 
-    /// Whether to ask the model behind `at`, where the table's best guess has this chance; if so, it is paid for.
-    fn buys(&mut self, tree: &TokenTree, at: Option<NodeId>, best: f64) -> bool {
-        let usual = self.model.usual();
-        let Some(price) = self.price.as_mut().filter(|_| usual > best) else { return false };
+    /// It is about to be asked what comes behind `at`: if it is to ask the model there, that may answer others along.
+    pub fn foresee(&mut self, tree: &TokenTree, at: Option<NodeId>)
+    where
+        M: Draft<Error = Infallible>,
+    {
+        let Ok(table) = self.table.guesses(tree, at);
+        let asks = self.asks(tree, at, &table);
+        if asks == Asks::Model {
+            self.model.foresee(tree, at);
+        }
+        self.foreseen = Some((way(tree, at), asks));
+    }
+
+    /// Whom to ask behind `at`, where the table has these guesses; the model is paid for.
+    fn asks(&mut self, tree: &TokenTree, at: Option<NodeId>, table: &[Guess]) -> Asks {
+        let (usual, best) = (self.model.usual(), table.first().map_or(0.0, |guess| guess.probability));
+        let Some(price) = self.price.as_mut().filter(|_| usual > best) else { return Asks::Table };
         let gain = tree.confidence(at) * (usual - best);
-        price.pay(self.model.guess_s(tree, at), (tree, at), gain)
+        if price.pay(self.model.guess_s(tree, at), (tree, at), gain) { Asks::Model } else { Asks::Table }
     }
 }
 
@@ -136,17 +158,22 @@ impl<M: Timed + Draft<Error = Infallible>> Draft for Combined<M> {
         // What was guessed further on is still there where the target came by.
         let rest = |way: Vec<u32>| Some(way.strip_prefix(tokens)?.to_vec()).filter(|rest| !rest.is_empty());
         self.of_model = std::mem::take(&mut self.of_model).into_iter().filter_map(rest).collect();
+        self.foreseen = None;
         self.table.accept(tokens)?;
         self.model.accept(tokens)
     }
 
     fn guesses(&mut self, tree: &TokenTree, at: Option<NodeId>) -> Result<Vec<Guess>, Infallible> {
         let table = self.table.guesses(tree, at)?;
-        if !self.buys(tree, at, table.first().map_or(0.0, |guess| guess.probability)) {
+        let way = way(tree, at);
+        let asks = match self.foreseen.take() {
+            Some((foreseen, asks)) if foreseen == way => asks,
+            _ => self.asks(tree, at, &table),
+        };
+        if asks == Asks::Table {
             return Ok(table);
         }
         let mut guesses = self.model.guesses(tree, at)?;
-        let way = way(tree, at);
         self.of_model.extend(guesses.iter().map(|guess| [&way[..], &[guess.token]].concat()));
         let mut left = 1.0 - guesses.iter().map(|guess| guess.probability).sum::<f64>();
         for mut guess in table {
@@ -159,6 +186,10 @@ impl<M: Timed + Draft<Error = Infallible>> Draft for Combined<M> {
         guesses.sort_by(|a, b| b.probability.total_cmp(&a.probability));
         guesses.truncate(MAX_GUESSES);
         Ok(guesses)
+    }
+
+    fn takes_time(&self) -> bool {
+        self.model.takes_time()
     }
 }
 

@@ -31,6 +31,12 @@ pub trait Draft {
     /// # Errors
     /// The draft cannot say.
     fn guesses(&mut self, tree: &TokenTree, at: Option<NodeId>) -> Result<Vec<Guess>, Self::Error>;
+
+    /// Whether guessing takes time, so that it is done while there is nothing else to do, and what was guessed is kept. A table
+    /// is asked when everything is known that there is to know.
+    fn takes_time(&self) -> bool {
+        false
+    }
 }
 
 /// A draft that takes time to ask.
@@ -40,6 +46,11 @@ pub trait Timed: Draft {
 
     /// The chance that the likeliest guess of a place comes true of which nothing is known yet.
     fn usual(&self) -> f64;
+
+    /// It is about to be asked what comes behind `at`, and may answer that along with what else is foreseen.
+    fn foresee(&mut self, tree: &TokenTree, at: Option<NodeId>) {
+        let _ = (tree, at);
+    }
 }
 
 #[cfg(test)]

@@ -91,6 +91,17 @@ enum Open {
     Unopened { parent: Option<NodeId>, token: u32, probability: f64 },
 }
 
+/// What a pacer does next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Turn {
+    /// It asks what comes behind this node, or the root.
+    Ask(Option<NodeId>),
+    /// It opens a branch that was guessed already.
+    Open,
+    /// Nothing: there is no branch, or no room.
+    End,
+}
+
 /// See the module.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Pacer {
@@ -134,6 +145,17 @@ impl Pacer {
         let Self { mut branches } = Self::new(&rerooted.tree);
         branches.extend(unopened);
         Self { branches }
+    }
+
+    /// What it does with `tree` next.
+    #[must_use]
+    pub fn turn(&self, tree: &TokenTree) -> Turn {
+        match next_branch(&self.competing(tree)).filter(|_| !tree.is_full()).map(|index| self.branches[index])
+        {
+            Some(Open::At { tip, .. }) => Turn::Ask(tip),
+            Some(Open::Unopened { .. }) => Turn::Open,
+            None => Turn::End,
+        }
     }
 
     /// The branches that compete, in the order of `self.branches`.

@@ -20,7 +20,7 @@
 //! - [`baseline`]: the shapes of trees that the paper compares with.
 //! - [`worth`]: which drafted tokens are worth a row of the pass, and which guesses the time they take. [`allowance`]: how much of
 //!   it there is.
-//! - [`ahead`]: what is drafted while the target is busy, and what of it is kept.
+//! - [`ahead`]: what is drafted while the target is busy, and what of it is kept. [`overtime`]: for how long.
 //! - [`recent`]: what was learned about the adapters and clients that came last.
 //!
 //! # Principles
@@ -39,6 +39,7 @@ mod counted;
 pub mod draft;
 pub mod growth;
 pub mod ngram;
+pub mod overtime;
 pub mod recent;
 pub mod threshold;
 pub mod tree;

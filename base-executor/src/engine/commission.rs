@@ -23,9 +23,7 @@ impl Commission {
     /// Takes in what `text` has become; what it drafted behind the end of that.
     pub(super) fn settle(&mut self, text: &[u32], stats: &mut SpeculationStats) -> Settled {
         let said = &text[self.known..];
-        let settled = self.ahead.take().map(|ahead| ahead.settle(said));
-        // Where nothing was drafted meanwhile, all of it is drafted anew: more is known by now.
-        let settled = settled.filter(|settled| settled.kept + settled.discarded > 0).unwrap_or_default();
+        let settled = self.ahead.take().map_or(Settled::default(), |ahead| ahead.settle(said).if_any());
         if settled.kept + settled.discarded > 0 {
             tracing::trace!(target: PIPELINE, kept = settled.kept, discarded = settled.discarded, "keep");
         }

@@ -11,29 +11,25 @@ use model::{
     forward::{ForwardPass, LogitRows},
     sweep::PIPELINE,
 };
-use policy::clock::Clock;
-use shmproto::message::{DraftKind, SpeculationStats};
+use shmproto::message::{ACCEPTED_BOUNDS, DraftKind, SpeculationStats};
 use speculation::{
-    ahead::{Ahead, Settled},
     allowance::Allowance,
     baseline::Rule,
-    combined::{Price, Probe},
-    growth::grow,
     recent::Recent,
     tree::{NodeSet, TokenTree},
     verdict::Verdict,
-    worth::{MAX_SLOWDOWN, Step, Worth, worth},
+    worth::{Step, Worth, worth},
 };
 
 use super::{
     Engine,
     commission::Commission,
-    meanwhile::{Moment, Timed, Writers},
+    meanwhile::Writers,
     pace::Pace,
     schedule::Portion,
     sequence::{Fork, Sequence},
 };
-use crate::author::{Agency, Author, Learned};
+use crate::author::{Agency, Learned};
 
 /// Most drafted tokens of a sequence in a step.
 pub const MAX_DRAFT_TOKENS: usize = speculation::tree::MAX_NODES;
@@ -42,7 +38,7 @@ pub const MAX_DRAFT_TOKENS: usize = speculation::tree::MAX_NODES;
 const MAX_REMEMBERED: usize = 1024;
 
 /// Steps after which a model that does not seem worth it is asked once to see how it does by now.
-const PROBE_STEPS: u32 = 64;
+pub(super) const PROBE_STEPS: u32 = 64;
 
 /// Whose text it is: how far a draft is to be trusted depends on that (D4.11).
 type Whose = (Option<AdapterId>, TenantId);
@@ -50,23 +46,23 @@ type Whose = (Option<AdapterId>, TenantId);
 /// Who drafts, and what drafts and rows have been worth so far. The default drafts nothing.
 #[derive(Debug)]
 pub struct Drafts {
-    max_tokens: usize,
+    pub(super) max_tokens: usize,
     /// Who drafts where no adapter does.
     usual: Option<Agency>,
     /// The draft adapter that drafts instead, where that is allowed.
     own: Own,
     learned: Recent<Whose, Learned>,
     pace: Pace,
-    allowance: Allowance,
+    pub(super) allowance: Allowance,
     /// Steps since a model took part.
-    unasked: u32,
+    pub(super) unasked: u32,
     forks: Vec<Fork>,
     figures: Figures,
     pub(super) writers: Writers,
     /// Another way to decide how much is verified, for comparison.
-    rule: Option<Rule>,
+    pub(super) rule: Option<Rule>,
     /// Whether what took time to draft is kept, and goes on growing while a step waits for its weights.
-    goes_on: bool,
+    pub(super) goes_on: bool,
 }
 
 /// Whether draft adapters draft.
@@ -150,14 +146,14 @@ impl Drafts {
         self.pace.observe(rows, took);
     }
 
-    /// How much longer a step of so many rows may take because of what is drafted meanwhile.
-    fn spare(&self, rows: usize) -> Duration {
+    /// How long a step of so many rows takes.
+    fn takes(&self, rows: usize) -> Duration {
         let step_s = self.pace.line().map_or(0.0, |line| line.at(rows as f64));
-        Duration::try_from_secs_f64(step_s * MAX_SLOWDOWN).unwrap_or_default()
+        Duration::try_from_secs_f64(step_s).unwrap_or_default()
     }
 
     /// Whoever drafts for a sequence; `None` if nobody does.
-    fn commission<A>(&mut self, sequence: &mut Sequence<A>) -> Option<Commission> {
+    pub(super) fn commission<A>(&mut self, sequence: &mut Sequence<A>) -> Option<Commission> {
         if sequence.commission.is_none() {
             let learned = self.learned.of(&sequence.whose()).clone();
             let text = sequence.text();
@@ -165,54 +161,6 @@ impl Drafts {
             sequence.commission = Some(Commission { author, known, ahead: None });
         }
         sequence.commission.take()
-    }
-
-    /// What may come next in a sequence, for a step as it is without drafts but for the time they took so far; and the time that
-    /// this took.
-    fn propose<A>(
-        &mut self,
-        sequence: &mut Sequence<A>,
-        step: &Step,
-        (clock, stats): (&dyn Clock, &mut SpeculationStats),
-    ) -> (TokenTree, Duration) {
-        let max_tokens = self.max_tokens.min(sequence.left().saturating_sub(1));
-        let Some(mut commission) = self.commission(sequence) else {
-            return (TokenTree::new(), Duration::ZERO);
-        };
-        let Settled { mut tree, mut pacer, .. } = commission.settle(sequence.text(), stats);
-        let author = &mut *commission.author;
-        let read = self.prepare(author, step);
-        let mut timed = Timed { author, time: &mut self.writers.time, clock, moment: Moment::Before };
-        let growing = (&mut pacer, &mut timed);
-        // What takes time to ask has its price; of what does not, it is decided when the tree is there.
-        let Ok(()) = match &self.rule {
-            Some(rule) => rule.grow(&mut tree, growing, max_tokens),
-            None => grow(&mut tree, growing, max_tokens, |_| false),
-        };
-        let guessed = author.take_spent();
-        self.allowance.spend(guessed.as_secs_f64());
-        if author.was_asked() {
-            self.unasked = 0;
-        }
-        let proposed = tree.pruned(tree.likeliest(max_tokens));
-        let goes_on = self.goes_on && author.takes_time();
-        commission.ahead = goes_on.then(|| Ahead::new(tree, pacer));
-        sequence.commission = Some(commission);
-        (proposed, read + guessed)
-    }
-
-    /// Has an author read what it needs before it guesses for `step`, and tells it what that may cost; the time it has taken.
-    fn prepare(&mut self, author: &mut dyn Author, step: &Step) -> Duration {
-        author.read_ahead(step.spare_s().min(self.allowance.left_s()));
-        let read = author.take_spent();
-        self.allowance.spend(read.as_secs_f64());
-        let step = Step { drafting_s: step.drafting_s + read.as_secs_f64(), ..*step };
-        let probe = if self.unasked >= PROBE_STEPS { Probe::Due } else { Probe::No };
-        author.set_price(match self.rule {
-            Some(_) => Price::Free { left_s: f64::INFINITY },
-            None => Price::Worth { step, left_s: self.allowance.left_s(), probe },
-        });
-        read
     }
 
     /// A sequence has come to its end: what was learned from it is of use to the next.
@@ -240,6 +188,8 @@ impl Drafts {
         stats.verifications += 1;
         stats.drafted += tree.len() as u64;
         stats.accepted += verdict.accepted.len() as u64;
+        let class = ACCEPTED_BOUNDS.partition_point(|&bound| bound < verdict.accepted.len() as u64);
+        stats.accepted_counts[class] += 1;
         stats.model_drafted += drafted as u64;
         stats.model_accepted += accepted as u64;
         if let Some(step) = &self.figures.step {
@@ -287,17 +237,21 @@ impl<P: ForwardPass> Engine<P> {
         let mut step = Step { cost, rows, sequences: plan.len(), drafting_s: 0.0 };
         self.drafts.allowance.add_step(step.plain_s());
         self.drafts.unasked = self.drafts.unasked.saturating_add(1);
-        let mut trees = Vec::new();
+        let mut growing = Vec::new();
         for (index, portion) in plan.iter().enumerate() {
             let sequence = self.queues.running_mut(portion.sequence);
-            if !sequence.is_decoding() {
-                continue;
+            if sequence.is_decoding() {
+                growing.extend(self.drafts.begin((index, sequence), &mut self.stats.speculation));
             }
-            let with = (&*self.clock, &mut self.stats.speculation);
-            let (tree, spent) = self.drafts.propose(sequence, &step, with);
-            step.drafting_s += spent.as_secs_f64();
+        }
+        self.drafts.grow(&mut growing, &mut step, &*self.clock);
+        let mut trees = Vec::new();
+        for one in growing {
+            let portion = one.portion;
+            let (commission, tree) = self.drafts.finish(one);
+            self.queues.running_mut(plan[portion].sequence).commission = Some(commission);
             if !tree.is_empty() {
-                trees.push((index, tree));
+                trees.push((portion, tree));
             }
         }
         let micros = (step.drafting_s * 1e6) as u64;
@@ -309,6 +263,11 @@ impl<P: ForwardPass> Engine<P> {
     fn choose(&mut self, plan: &mut [Portion], step: &Step, trees: &[(usize, TokenTree)]) {
         let drafted: Vec<_> = trees.iter().map(|(_, tree)| tree).collect();
         let kept = self.drafts.choose(step, &drafted);
+        for (index, _) in trees {
+            if let Some(id) = self.queues.running()[plan[*index].sequence].adapter_id() {
+                self.tiers.note_least_confidence(id, self.drafts.figures.least_confidence);
+            }
+        }
         // Nobody is to give way because others draft.
         let reserve = self.queues.running().len();
         for ((index, tree), kept) in trees.iter().zip(kept).filter(|(_, kept)| !kept.is_empty()) {
@@ -326,12 +285,12 @@ impl<P: ForwardPass> Engine<P> {
 
     /// Lets those who draft for the sequences of `plan` go on during its pass over so many rows.
     pub(super) fn lend_writers(&mut self, plan: &[Portion], rows: usize) {
-        let (spare, queues) = (self.drafts.spare(rows), &mut self.queues);
+        let (takes, queues) = (self.drafts.takes(rows), &mut self.queues);
         let authors = plan.iter().filter_map(|portion| {
             let commission = &mut queues.running_mut(portion.sequence).commission;
             Some((portion.sequence, commission.take_if(|commission| commission.ahead.is_some())?))
         });
-        self.drafts.writers.begin(authors, spare);
+        self.drafts.writers.begin(authors, takes);
     }
 
     /// Brings them back to their sequences.

@@ -8,7 +8,8 @@
 //!
 //! What is verified is behind tokens that are not known to come, so each such guess is *provisional*
 //! ([`speculation::ahead`]). A guess is begun only if it will be done before the disk would idle or an answer be late, by what
-//! both took so far; what it may go beyond that is [`MAX_SLOWDOWN`](speculation::worth::MAX_SLOWDOWN) of the step, all guesses together. It takes no memory: whoever drafts took its own at the start, and a tree has a bound.
+//! both took so far, or little later ([`speculation::overtime`]). It takes no memory: whoever drafts took its own at the start, and a
+//! tree has a bound.
 
 use std::time::Duration;
 
@@ -23,35 +24,12 @@ use speculation::{
     ahead::Ahead,
     combined::Price,
     draft::{Draft, Guess},
+    overtime::Overtime,
     tree::{NodeId, TokenTree},
 };
 
 use super::commission::Commission;
 use crate::author::Author;
-
-/// What of a longer guess before the latest is forgotten.
-const LATEST: f64 = 1.0 / 16.0;
-
-/// What a guess takes.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct GuessTime {
-    /// Of the last few the longest.
-    longest: Option<Duration>,
-}
-
-impl GuessTime {
-    fn observe(&mut self, took: Duration) {
-        let faded = self
-            .longest
-            .map_or(took, |longest| longest.saturating_sub(longest.saturating_sub(took).mul_f64(LATEST)));
-        self.longest = Some(faded.max(took));
-    }
-
-    /// How much longer than `left` one may take; nobody knows that of the first.
-    fn beyond(&self, left: Duration) -> Option<Duration> {
-        Some(self.longest?.saturating_sub(left))
-    }
-}
 
 /// Whether a guess is made before its tree is verified, or meanwhile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,7 +41,7 @@ pub(super) enum Moment {
 /// An author whose guesses are timed.
 pub(super) struct Timed<'a> {
     pub(super) author: &'a mut dyn Author,
-    pub(super) time: &'a mut GuessTime,
+    pub(super) time: &'a mut Overtime,
     pub(super) clock: &'a dyn Clock,
     pub(super) moment: Moment,
 }
@@ -93,17 +71,16 @@ pub(super) struct Writers {
     authors: Vec<(usize, Commission)>,
     /// How many of them, from the first on, may have more to say.
     open: usize,
-    /// How much longer the pass may take because of them.
-    spare: Duration,
-    pub(super) time: GuessTime,
+    pub(super) time: Overtime,
 }
 
 impl Writers {
-    /// A pass begins: those of `authors`, each with the place of its sequence among those that run, may draft meanwhile, and make
-    /// it longer by `spare` at most.
-    pub(super) fn begin(&mut self, authors: impl Iterator<Item = (usize, Commission)>, spare: Duration) {
+    /// A pass that `takes` about so long begins: those of `authors`, each with the place of its sequence among those that run, may
+    /// draft meanwhile.
+    pub(super) fn begin(&mut self, authors: impl Iterator<Item = (usize, Commission)>, takes: Duration) {
         self.authors.extend(authors);
-        (self.open, self.spare) = (self.authors.len(), spare);
+        self.open = self.authors.len();
+        self.time.begin(takes);
     }
 
     /// The pass has ended: who drafted.
@@ -119,13 +96,13 @@ impl Writers {
         self.reopen();
         while self.open > 0 && !wait.is_over() {
             let left = wait.left();
-            if self.time.beyond(left).is_none_or(|beyond| beyond > self.spare) {
+            if !self.time.allows(left) {
                 return;
             }
             let begun = clock.now();
-            stats.ahead += u64::from(self.step(left + self.spare, clock));
+            stats.ahead += u64::from(self.step(left + self.time.spare(), clock));
             let took = clock.now().saturating_duration_since(begun);
-            self.spare = self.spare.saturating_sub(took.saturating_sub(left));
+            self.time.spend(left, took);
             stats.hidden_us += u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
         }
     }

@@ -48,6 +48,7 @@ impl<P: ForwardPass> Engine<P> {
         for copy in self.kv.take_copies() {
             match copy {
                 Copy::Out { node, block, slots } => self.carry_out(node, block, slots),
+                Copy::Hasten { node } => self.below.hasten(node),
                 Copy::In { node, block, tier, slot, class } => {
                     let at_hand = self.below.at_hand(node, tier, slot);
                     match self.kv.record(node, now_s()) {

@@ -96,6 +96,10 @@ impl<A> Tiers<A> {
         self.host.note_verified(id, drafted, accepted);
     }
 
+    pub(super) fn note_least_confidence(&mut self, id: AdapterId, confidence: f64) {
+        self.host.note_least_confidence(id, confidence);
+    }
+
     /// A pass over so many rows took so long.
     pub(super) fn observe(&mut self, rows: usize, took: Duration) {
         self.device.observe(rows, took);

@@ -173,7 +173,7 @@ async fn preempted_and_cold_requests_have_the_same_answers_beside_a_draft() {
     place.arm(SLOW.0, "slow 20");
     // Six of these do not fit together, and the link keeps the adapter on its way.
     let arguments =
-        ["--draft", "self", "--device-bytes", "160KiB", "--kv-bytes", "96KiB", "--link-gbps", "0.001"];
+        ["--draft", "self", "--device-bytes", "160KiB", "--kv-bytes", "96KiB", "--link-gbps", "0.0002"];
     let _process = start(&place, &arguments);
     let mut gateway = Gateway::greet(&place.socket(), 2).await;
     let adapter = loaded(&mut gateway, &place, "adapter").await.adapter;

@@ -84,13 +84,13 @@ impl Draft for Planted {
         self.spent += begun.elapsed();
         Ok(guesses)
     }
-}
 
-impl Author for Planted {
     fn takes_time(&self) -> bool {
         true
     }
+}
 
+impl Author for Planted {
     fn set_price(&mut self, price: Price) {
         self.price = Some(price);
     }

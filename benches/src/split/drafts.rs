@@ -11,9 +11,10 @@ use files::model_files::ModelFiles;
 use shmproto::layer::Path;
 use speculation::{
     baseline::Rule,
-    draft::Draft,
+    draft::{Draft, Guess},
     ngram::{Ngram, Survival},
     threshold::Threshold,
+    tree::{NodeId, TokenTree},
 };
 
 use super::{
@@ -33,7 +34,7 @@ use crate::{
 const BENCH: &str = "speculate";
 
 /// Somebody who guesses for one answer.
-type Made = Box<dyn Draft<Error = Infallible>>;
+type Made = Box<dyn Draft<Error = Infallible> + Send>;
 
 /// An emulated round trip, tokens that are drafted over it and that are decoded plainly, and X-02's goal.
 struct Link {
@@ -49,6 +50,9 @@ const LINKS: [Link; 4] = [
     Link { round_trip_us: 5_000, drafted: 64, plain: 12, goal: 2.5 },
     Link { round_trip_us: 20_000, drafted: 48, plain: 6, goal: 3.0 },
 ];
+
+/// What a guess of a model takes that is a tenth of the target, about.
+const GUESS: Duration = Duration::from_millis(10);
 
 /// Share of the planted draft's first guesses that are right.
 const CORRECT: f64 = 0.85;
@@ -101,6 +105,7 @@ pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
                 &planted,
             )?);
         }
+        comparisons.push(bench.going_on(&answer, (&told, link.drafted))?);
         let own = |prompt: &[u32]| -> Made { Box::new(Ngram::new(prompt, Survival::default())) };
         comparisons.push(
             bench.compare("ngram, a text that repeats", (&copied, link.drafted, 0.0), &own)?.0.with(None),
@@ -192,6 +197,28 @@ impl<'a> Bench<'a> {
         Ok(row.beside(&Samples::new(worth)?, name, &Samples::new(other)?))
     }
 
+    /// A draft that takes time and goes on guessing while its guesses are on their way, beside one that does not.
+    fn going_on(&mut self, answer: &Arc<[u32]>, (prompt, tokens): (&[u32], usize)) -> Result<Comparison> {
+        let case =
+            format!("a guess takes {GUESS:?}, round trips of {} ms", self.link.round_trip_us as f64 / 1e3);
+        let planted = || Planted { takes: GUESS, ..planted(answer, 2) };
+        let contestant = |decoder: &mut Decoder, name: &str, mut made: Made| -> Result<f64> {
+            let generated = decoder.answer(prompt.to_vec(), tokens, 0.0, Some(&mut *made))?;
+            tell(&format!("{name}, {case}"), &generated);
+            Ok(1.0 / time_of_a_token(&generated).as_secs_f64())
+        };
+        let [goes_on, waits] = alternate(
+            self.runs,
+            [
+                Box::new(|_| contestant(&mut self.drafting, "goes on", Box::new(GoesOn(planted()))))
+                    as Contestant<'_, f64>,
+                Box::new(|_| contestant(&mut self.plain, "waits", Box::new(planted()))),
+            ],
+        )?;
+        let row = Row { bench: BENCH, case, unit: "tokens/s", better: Better::Higher, target: None };
+        Ok(row.beside(&Samples::new(goes_on)?, "a draft that waits for the verdict", &Samples::new(waits)?))
+    }
+
     /// Drafted beside plain, and the thresholds that were come to.
     fn compare(
         &mut self,
@@ -225,6 +252,25 @@ impl<'a> Bench<'a> {
     }
 }
 
+/// A draft that goes on guessing while its guesses are verified.
+struct GoesOn(Planted);
+
+impl Draft for GoesOn {
+    type Error = Infallible;
+
+    fn accept(&mut self, tokens: &[u32]) -> Result<(), Infallible> {
+        self.0.accept(tokens)
+    }
+
+    fn guesses(&mut self, tree: &TokenTree, at: Option<NodeId>) -> Result<Vec<Guess>, Infallible> {
+        self.0.guesses(tree, at)
+    }
+
+    fn takes_time(&self) -> bool {
+        true
+    }
+}
+
 /// A draft of so many guesses for a place, which takes no time.
 fn planted(answer: &Arc<[u32]>, width: usize) -> Planted {
     let (answer, quality, takes) = (Arc::clone(answer), Quality::even(CORRECT), Duration::ZERO);
@@ -250,12 +296,15 @@ fn tell(case: &str, generated: &Generated) {
     let drafted = &generated.drafted;
     let per_sweep = |count: u64| count as f64 / drafted.trees.max(1) as f64;
     eprintln!(
-        "holobiont-bench: {case}: {:.2} tokens/s; {} sweeps with drafts, {:.1} guesses in each, {:.2} true; threshold {:.4}; {:.1} ms guessing",
+        "holobiont-bench: {case}: {:.2} tokens/s; {} sweeps with drafts, {:.1} guesses in each, {:.2} true; threshold {:.4}; {:.1} ms guessing; {} ahead, {} kept, {:.1} ms hidden",
         1.0 / time_of_a_token(generated).as_secs_f64(),
         drafted.trees,
         per_sweep(drafted.nodes),
         per_sweep(drafted.accepted),
         drafted.threshold,
         drafted.drafting.as_secs_f64() * 1e3,
+        drafted.ahead,
+        drafted.kept,
+        drafted.hidden.as_secs_f64() * 1e3,
     );
 }

@@ -101,7 +101,8 @@ impl Mixed {
         thread::scope(|scope| {
             for (client, decoder) in clients.iter_mut().enumerate() {
                 let ended = ended.clone();
-                scope.spawn(move || ended.send(decoder.generate(seed(round, client), PROMPT, TOKENS)));
+                let mut answer = move || decoder.generate(seed(round, client), PROMPT, TOKENS);
+                scope.spawn(move || ended.send(answer()).is_ok());
             }
             let arrivals: Vec<Arrival> =
                 (CLIENTS..2 * CLIENTS).map(|client| arrival(round, client)).collect();

@@ -13,7 +13,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use policy::clock::Clock;
+use policy::{
+    clock::Clock,
+    deference::{Deference, First},
+};
 
 use super::{
     BytesPerSecond, Class, CopyStats, End, Load, SubmitError, Ticket,
@@ -28,7 +31,7 @@ const LONGEST_SLEEP: Duration = Duration::from_millis(10);
 pub(super) struct Shared {
     queue: Mutex<Queue>,
     /// There is something to do.
-    work: Condvar,
+    pub(super) work: Condvar,
     /// A job has ended.
     settled: Condvar,
     closing: AtomicBool,
@@ -136,6 +139,8 @@ impl Shared {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
     Worked,
+    /// There is nothing to do for so long but what gives way to somebody else.
+    GaveWay(Duration),
     /// There is nothing to do until somebody brings something.
     Idle,
     /// The engine was dropped and nothing is left.
@@ -146,19 +151,27 @@ pub(super) enum Step {
 pub(super) struct Courier {
     shared: Arc<Shared>,
     link: Option<Link>,
+    /// Whoever comes first at the disk, and what is owed to them.
+    first: Option<(Arc<dyn First>, Deference)>,
     /// When the last piece had been copied.
     busy_until: Duration,
 }
 
 impl Courier {
     pub(super) fn new(shared: Arc<Shared>, bandwidth: Option<BytesPerSecond>) -> Self {
-        Self { shared, link: bandwidth.map(Link::new), busy_until: Duration::ZERO }
+        Self { shared, link: bandwidth.map(Link::new), first: None, busy_until: Duration::ZERO }
+    }
+
+    /// Copies that nobody waits for give way to whoever comes `first`.
+    pub(super) fn behind(self, first: Arc<dyn First>) -> Self {
+        Self { first: Some((first, Deference::default())), ..self }
     }
 
     pub(super) fn run(&mut self) {
         loop {
             match self.step() {
                 Step::Worked => {}
+                Step::GaveWay(wait) => self.give_way(wait),
                 Step::Idle => self.wait(),
                 Step::Closed => return,
             }
@@ -171,6 +184,21 @@ impl Courier {
         while !(queue.has_work() || self.shared.is_closing() && queue.is_empty()) {
             queue = self.shared.work.wait(queue).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    /// Sleeps for so long, or until there is something to do that does not give way.
+    fn give_way(&self, wait: Duration) {
+        let queue = self.shared.lock();
+        if queue.gives_way() && !self.shared.is_closing() {
+            let _ = self.shared.work.wait_timeout(queue, wait);
+        }
+    }
+
+    /// For how long a piece gives way yet.
+    fn owes(&mut self, piece: &Piece) -> Duration {
+        let now = self.shared.clock.now();
+        let wait = self.first.as_mut().map(|(first, deference)| deference.wait(&**first, now));
+        wait.filter(|_| piece.gives_way()).unwrap_or_default()
     }
 
     /// Tells one owner, or copies one piece, or drops one load that nobody wants any more.
@@ -188,7 +216,10 @@ impl Courier {
         drop(queue);
         match first {
             Some(piece) if shared.is_closing() => shared.cancel(piece.job),
-            Some(piece) => self.deliver(piece),
+            Some(piece) => match self.owes(&piece) {
+                Duration::ZERO => self.deliver(piece),
+                wait => return Step::GaveWay(wait),
+            },
             None if empty && shared.is_closing() => return Step::Closed,
             None => return Step::Idle,
         }
@@ -203,10 +234,14 @@ impl Courier {
         if let Some(arrival) = arrival {
             self.wait_on_link(arrival);
         }
+        let begun = self.shared.now();
         if !self.shared.is_closing() {
             self.copy(piece.job, bytes);
         }
         self.busy_until = self.shared.now();
+        if let Some((first, deference)) = &mut self.first {
+            deference.owe(&**first, bytes, self.busy_until.saturating_sub(begun));
+        }
         let busy = self.busy_until.saturating_sub(began);
         self.shared.busy_ns.fetch_add(u64::try_from(busy.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
     }

@@ -36,6 +36,14 @@ pub(super) struct Piece {
     pub(super) bytes: Option<usize>,
     /// When its job was handed over.
     pub(super) ready: Duration,
+    pub(super) class: Class,
+}
+
+impl Piece {
+    /// Whether it gives way to whoever comes first at its disk.
+    pub(super) fn gives_way(&self) -> bool {
+        self.class != Class::Demand && self.bytes.is_some()
+    }
 }
 
 /// When a job's turn comes: by class, then by its arrival in the class.
@@ -109,7 +117,7 @@ impl Queue {
     pub(super) fn first(&self) -> Option<Piece> {
         let (_, &job) = self.order.first_key_value()?;
         let known = self.jobs.get(&job)?;
-        Some(Piece { job, bytes: known.next_bytes, ready: known.ready })
+        Some(Piece { job, bytes: known.next_bytes, ready: known.ready, class: known.place.0 })
     }
 
     /// Moves a job to the end of a more urgent class; never to a less urgent one.
@@ -184,6 +192,11 @@ impl Queue {
     /// Whether the engine's thread has something to do.
     pub(super) fn has_work(&self) -> bool {
         !self.order.is_empty() || !self.farewells.is_empty()
+    }
+
+    /// Whether there is nothing to do but what gives way.
+    pub(super) fn gives_way(&self) -> bool {
+        self.farewells.is_empty() && self.first().is_some_and(|piece| piece.gives_way())
     }
 
     pub(super) fn ended(&self) -> Ended {

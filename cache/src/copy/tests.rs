@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use policy::clock::Clock;
+use policy::{clock::Clock, deference::First};
 use proptest::prelude::*;
 
 use super::{
@@ -168,6 +168,52 @@ fn a_demand_overtakes_at_the_next_piece() {
     stage.submit(1, Class::Demand, &[1, 1]).unwrap();
     stage.run_dry();
     assert_eq!(stage.pieces(), [(0, 0), (1, 0), (1, 1), (0, 1), (0, 2)]);
+}
+
+/// Somebody who uses the disk until a time, and for whom a byte takes a millisecond.
+#[derive(Debug)]
+struct Busy {
+    clock: FakeClock,
+    until: Duration,
+}
+
+impl First for Busy {
+    fn used(&self, now: Instant) -> Duration {
+        (now - self.clock.0.lock().unwrap().began).min(self.until)
+    }
+
+    fn takes(&self, bytes: usize) -> Duration {
+        Duration::from_millis(bytes as u64)
+    }
+}
+
+/// copies beside a sweep that reads weights from the same disk.
+#[test]
+fn what_nobody_waits_for_gives_way_to_whoever_comes_first_and_a_demand_does_not() {
+    let millis = Duration::from_millis;
+    let mut stage = Stage::new(None, 8);
+    let busy = Busy { clock: stage.clock.clone(), until: millis(100) };
+    stage.courier = Courier::new(Arc::clone(&stage.shared), None).behind(Arc::new(busy));
+    stage.submit(0, Class::Preload, &[10, 10, 10]).unwrap();
+    let hastened = stage.submit(1, Class::SwapIn, &[10]).unwrap();
+    assert_eq!(stage.run_dry(), Step::GaveWay(millis(10)));
+    assert_eq!(stage.pieces(), [(1, 0)], "one piece, and then ten times as long nothing");
+    stage.submit(2, Class::Demand, &[5]).unwrap();
+    assert_eq!(stage.run_dry(), Step::GaveWay(millis(15)), "which is not held up, and owed for");
+    stage.clock.advance(millis(100));
+    assert_eq!(stage.run_dry(), Step::GaveWay(millis(5)));
+    stage.clock.advance(millis(5));
+    assert_eq!(stage.run_dry(), Step::GaveWay(millis(10)), "the disk idled for those 5 ms");
+    assert_eq!(stage.pieces(), [(1, 0), (2, 0), (0, 0)]);
+    let waits = stage.submit(3, Class::Preload, &[1]).unwrap();
+    waits.raise(Class::Demand);
+    assert_eq!(stage.run_dry(), Step::GaveWay(millis(11)));
+    assert!(waits.is_done() && hastened.is_done(), "whoever is hastened gives way no more");
+    for _ in 0..2 {
+        stage.clock.advance(millis(11));
+        stage.run_dry();
+    }
+    assert_eq!((stage.end_of(0), stage.run_dry()), (Some(End::Done), Step::Idle));
 }
 
 #[test]

@@ -44,6 +44,11 @@ pub enum Copy {
         /// How urgent it is.
         class: Class,
     },
+    /// Somebody waits by now for a block that was to come without haste.
+    Hasten {
+        /// Whose bytes they are.
+        node: NodeId,
+    },
 }
 
 /// How a copy ended.
@@ -96,7 +101,11 @@ impl Cache {
 
     fn fetch_one(&mut self, id: NodeId) -> Option<BlockId> {
         let node = self.tree.node(id.index);
-        if let Some(block) = node.place(Tier::Device).index() {
+        let place = node.place(Tier::Device);
+        if matches!(place, Place::Coming(_)) {
+            self.copies.push(Copy::Hasten { node: id });
+        }
+        if let Some(block) = place.index() {
             self.hold(BlockId(block), id.index);
             return Some(BlockId(block));
         }

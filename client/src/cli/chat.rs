@@ -92,8 +92,7 @@ fn turn(
     let prompt_tokens = task.prompt.len();
     let answer = answer(ready, &task, TextStart::Beginning, terminal)?;
     let generated = &answer.generated;
-    let guessed = drafts::per_sweep(&generated.drafted)
-        .map_or(String::new(), |accepted| format!("; {accepted:.1} guesses came true in each sweep"));
+    let guessed = drafts::summary(&generated.drafted);
     let stats = format!(
         "{prompt_tokens} tokens read, {} of them kept from before; {} written; first after {:.2} s, then {:.1} a second{guessed}; {}",
         generated.cached_tokens,

@@ -16,13 +16,12 @@ use serde_json::{Value, json};
 use speculation::{
     baseline::Rule,
     calibration::Calibration,
-    draft::Draft,
     ngram::{Ngram, Survival},
 };
 
 use super::exit::CliError;
 use crate::{
-    drafts::{Drafted, Effort},
+    drafts::{Drafted, Effort, Guesser},
     split_model::SplitModel,
 };
 
@@ -95,7 +94,7 @@ impl DraftArguments {
 
 impl Guesses {
     /// An answer to `prompt` begins. What was learned from the answers before stays.
-    pub(super) fn begin(&mut self, prompt: &[u32]) -> &mut dyn Draft<Error = Infallible> {
+    pub(super) fn begin(&mut self, prompt: &[u32]) -> Guesser<'_> {
         match self {
             Self::Ngram(ngram) => {
                 **ngram = Ngram::new(prompt, ngram.survival().clone());
@@ -118,18 +117,49 @@ pub(super) fn report(drafted: &Drafted) -> Value {
         "accepted_per_sweep": per_sweep(drafted),
         "threshold": drafted.threshold,
         "drafting_s": drafted.drafting.as_secs_f64(),
+        "ahead_tokens": drafted.ahead,
+        "kept_tokens": drafted.kept,
+        "hidden_s": drafted.hidden.as_secs_f64(),
     })
 }
 
+/// What came of it, for a person, behind other figures; nothing if nothing was verified.
+pub(super) fn summary(drafted: &Drafted) -> String {
+    let Some(accepted) = per_sweep(drafted) else { return String::new() };
+    let hidden = match drafted.ahead {
+        0 => String::new(),
+        ahead => format!(
+            ", {} of {ahead} made on the way were of use and {:.2} s of their time hidden",
+            drafted.kept,
+            drafted.hidden.as_secs_f64()
+        ),
+    };
+    format!("; {accepted:.1} guesses came true in each sweep{hidden}")
+}
+
 /// Guesses that came true in a sweep that verified some; `None` if there was no such sweep.
-pub(super) fn per_sweep(drafted: &Drafted) -> Option<f64> {
+fn per_sweep(drafted: &Drafted) -> Option<f64> {
     #[expect(clippy::cast_precision_loss, reason = "counts of one answer")]
     (drafted.trees > 0).then(|| drafted.accepted as f64 / drafted.trees as f64)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+
+    #[test]
+    fn a_person_is_told_what_drafting_brought() {
+        let some = Drafted { trees: 4, nodes: 20, accepted: 10, ..Drafted::default() };
+        assert_eq!(summary(&Drafted::default()), "");
+        assert_eq!(summary(&some), "; 2.5 guesses came true in each sweep");
+        let ahead = Drafted { ahead: 9, kept: 3, hidden: Duration::from_millis(250), ..some };
+        assert_eq!(
+            summary(&ahead),
+            "; 2.5 guesses came true in each sweep, 3 of 9 made on the way were of use and 0.25 s of their time hidden"
+        );
+    }
 
     #[test]
     fn what_is_not_ngram_is_a_path() {

@@ -57,6 +57,10 @@ impl Connect for LocalConnector {
         Ok(Box::new(LocalTransport { control, channel: None, spin, deadline }))
     }
 
+    fn is_far(&self) -> bool {
+        false
+    }
+
     fn layout_hash(&self) -> u64 {
         LAYOUT_HASH
     }

@@ -89,6 +89,10 @@ impl Connect for Loopback {
     fn connect(&self) -> Result<Box<dyn Transport>, LinkError> {
         Ok(Box::new(self.clone()))
     }
+
+    fn is_far(&self) -> bool {
+        false
+    }
 }
 
 impl Transport for Loopback {

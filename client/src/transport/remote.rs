@@ -107,6 +107,10 @@ impl Connect for RemoteConnector {
             _ => Err(LinkError::Protocol("a message came before the handshake's end".to_owned())),
         }
     }
+
+    fn is_far(&self) -> bool {
+        matches!(self.address, Address::Tls(_))
+    }
 }
 
 /// What carries the bytes.

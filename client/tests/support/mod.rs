@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 pub mod doors;
+pub mod far;
 pub mod training;
 
 use std::{

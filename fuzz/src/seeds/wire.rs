@@ -122,6 +122,7 @@ fn stats() -> Stats {
         rank_rows_executor: 7,
         drafted: 8,
         accepted: 9,
+        least_confidence: 0.5,
     };
     let worker = WorkerStats { core: 1, pid: 2, slices: 3, rank_rows: 4, taken_back: 5 };
     Stats { adapters: vec![adapter], workers: vec![worker], ..Stats::default() }

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Instant};
 use shmproto::message::{SpeculationStats, Stats, Welcome};
 
 use super::{
-    store::{Number, Store},
+    store::{Histogram, Number, Store},
     table::Id,
 };
 
@@ -70,6 +70,7 @@ pub(super) struct ExecutorFigures {
     cached_tokens: Arc<Number>,
     generated_tokens: Arc<Number>,
     draft_verifications: Arc<Number>,
+    draft_accepted: Arc<Histogram>,
     /// By text, then by models: accepted and rejected.
     drafted: [[Arc<Number>; 2]; 2],
     ahead: [Arc<Number>; 2],
@@ -109,6 +110,7 @@ impl ExecutorFigures {
             cached_tokens: number(Id::ReusedTokens),
             generated_tokens: number(Id::ComputedTokens),
             draft_verifications: number(Id::DraftVerifications),
+            draft_accepted: store.histogram(Id::DraftAccepted, &[]),
             drafted: ["text", "model"].map(|by| {
                 ["accepted", "rejected"].map(|verdict| store.number(Id::DraftedTokens, &[by, verdict]))
             }),
@@ -132,6 +134,13 @@ impl ExecutorFigures {
         self.restarts.add(1.0);
     }
 
+    /// Counts verifications by what they accepted.
+    fn count_accepted(&self, now: &SpeculationStats, before: Option<&SpeculationStats>) {
+        let counts = now.accepted_counts.iter().enumerate();
+        let counts = counts.map(|(at, count)| grown(*count, before.map(|before| before.accepted_counts[at])));
+        self.draft_accepted.add(counts, float(grown(now.accepted, before.map(|before| before.accepted))));
+    }
+
     /// Takes over what was reported since `before`.
     pub(super) fn report(&self, now: &Stats, before: Option<&Stats>) {
         self.up.set(1.0);
@@ -143,6 +152,7 @@ impl ExecutorFigures {
         self.kv_usage.set(f64::from(now.kv_blocks_used) / f64::from(now.kv_blocks_total.max(1)));
         self.adapter_bytes.set(float(now.adapter_bytes));
         self.least_confidence.set(f64::from(now.speculation.least_confidence));
+        self.count_accepted(&now.speculation, before.map(|before| &before.speculation));
         let drafting = |stats: &Stats| stats.speculation.drafting_us;
         self.drafting.add(float(grown(drafting(now), before.map(drafting))) / MICROS);
         let [[by_text, not_by_text], [by_model, not_by_model]] = &self.drafted;
@@ -192,7 +202,14 @@ pub(super) fn float(count: u64) -> f64 {
 mod tests {
     use std::time::Duration;
 
-    use super::*;
+    use shmproto::message::ACCEPTED_BOUNDS;
+
+    use super::{super::table::ACCEPTED, *};
+
+    #[test]
+    fn what_verifications_accept_is_told_in_the_classes_in_which_executors_count_it() {
+        assert_eq!(ACCEPTED, ACCEPTED_BOUNDS.map(float));
+    }
 
     #[test]
     fn a_counter_goes_on_growing_when_the_executor_starts_again() {

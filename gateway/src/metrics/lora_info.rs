@@ -79,6 +79,7 @@ mod tests {
             rank_rows_executor: 0,
             drafted: 0,
             accepted: 0,
+            least_confidence: 0.5,
         };
         let mut adapters: Vec<_> = (0..300).map(|number| stats(number, 1)).collect();
         adapters.push(AdapterStats { waiting: 2, ..stats(300, 0) });

@@ -133,7 +133,7 @@ pub(super) fn count_by_adapter(
     let old: HashMap<_, _> = old.map(|adapter| (adapter.adapter, adapter)).collect();
     let new = now.adapters.iter().map(|adapter| {
         let old = old.get(&adapter.adapter);
-        (adapter.adapter, BY_ADAPTER.map(|(.., figure)| grown(figure(adapter), old.map(|old| figure(old)))))
+        (adapter, BY_ADAPTER.map(|(.., figure)| grown(figure(adapter), old.map(|old| figure(old)))))
     });
     let new: Vec<_> = new.filter(|(_, counts)| counts.iter().any(|count| *count > 0)).collect();
     if new.is_empty() {
@@ -141,10 +141,15 @@ pub(super) fn count_by_adapter(
     }
     let names = names(registry);
     for (adapter, counts) in new {
-        let figures = names.get(&adapter).map(|name| adapters.of(store, Some(name)));
+        let figures = names.get(&adapter.adapter).map(|name| adapters.of(store, Some(name)));
         let label = figures.as_ref().map_or(OTHER, |figures| &figures.label);
         for ((id, kind, _), count) in BY_ADAPTER.iter().zip(counts) {
             store.number(*id, &[label, kind]).add(float(count));
+        }
+        // Of those beyond the limit nobody's is everybody's.
+        if adapter.drafted > 0 && label != OTHER {
+            let least = f64::from(adapter.least_confidence);
+            store.number(Id::AdapterDraftLeastConfidence, &[label]).set(least);
         }
     }
 }

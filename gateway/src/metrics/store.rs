@@ -57,7 +57,7 @@ impl Number {
     }
 }
 
-/// Durations in buckets.
+/// Durations, or numbers of things, in buckets.
 #[derive(Debug)]
 pub struct Histogram {
     bounds_s: &'static [f64],
@@ -103,6 +103,14 @@ impl Histogram {
             own.store(*count, Relaxed);
         }
         self.sum_s.set(sum_s);
+    }
+
+    /// Counts what somebody else counted since they told last: each bucket alone, then what is above all bounds.
+    pub fn add(&self, counts: impl IntoIterator<Item = u64>, sum: f64) {
+        for (own, count) in self.counts.iter().zip(counts) {
+            own.fetch_add(count, Relaxed);
+        }
+        self.sum_s.add(sum);
     }
 
     /// What it holds now.

@@ -73,6 +73,9 @@ const LONG_S: &[f64] =
 const TOKEN_S: &[f64] =
     &[0.0005, 0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0];
 
+/// Bounds for how many drafted tokens a verification accepts, as executors count them.
+pub(super) const ACCEPTED: &[f64] = &[0.0, 1.0, 2.0, 4.0, 8.0, 16.0];
+
 use Kind::{Counter, Gauge, Histogram};
 
 metrics! {
@@ -191,6 +194,8 @@ metrics! {
         "Rows times ranks of an adapter computed, by place: device, workers, executor (from the executor's memory, because no worker did)";
     AdapterDraftedTokens = Counter, Count, "holobiont_adapter_drafted_tokens_total", ["adapter", "verdict"],
         "Tokens that were drafted for an adapter and verified, by verdict: accepted, rejected";
+    AdapterDraftLeastConfidence = Gauge, Ratio, "holobiont_adapter_draft_least_confidence_ratio", ["adapter"],
+        "The chance that one more token drafted for an adapter would have had to have, in the last step with some, to be worth its row";
     Workers = Gauge, Count, "holobiont_workers", [],
         "Workers that compute adapters";
     WorkersExpected = Gauge, Count, "holobiont_workers_expected", [],
@@ -245,6 +250,8 @@ metrics! {
         "Times a sequence had drafted tokens verified, several in one step";
     DraftedTokens = Counter, Count, "holobiont_drafted_tokens_total", ["by", "verdict"],
         "Drafted tokens that were verified, by who drafted them (text, what it said before, or model) and verdict: accepted, rejected";
+    DraftAccepted = Histogram(ACCEPTED), Count, "holobiont_draft_accepted_tokens", [],
+        "Drafted tokens that a verification of a sequence accepted";
     AheadTokens = Counter, Count, "holobiont_ahead_tokens_total", ["what"],
         "Tokens drafted while a step waited for its weights, and those of them that were kept";
     DraftHidden = Counter, Seconds, "holobiont_draft_hidden_seconds_total", [],

@@ -216,6 +216,7 @@ fn describe(app: &App, placed: &Placed, entry: &Entry, named: Named) -> Value {
         "rank_rows": { "device": on_device, "workers": by_workers, "executor": by_executor },
         "drafted_tokens": placement.drafted_tokens,
         "accepted_tokens": placement.accepted_tokens,
+        "least_confidence": placement.least_confidence,
         "loaded_at": record.loaded_at,
         "last_used_at": entry.last_used_us() / 1_000_000,
     });

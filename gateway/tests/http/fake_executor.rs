@@ -198,6 +198,7 @@ impl Memory {
             rank_rows_executor: 10,
             drafted: 12,
             accepted: 9,
+            least_confidence: 0.5,
         };
         let worker = |core| WorkerStats { core, pid: 100 + core, slices: 6, rank_rows: 20, taken_back: 1 };
         Stats {
@@ -251,6 +252,7 @@ fn speculation_stats() -> SpeculationStats {
         verifications: 5,
         drafted: 20,
         accepted: 15,
+        accepted_counts: [1, 0, 1, 2, 0, 0, 1],
         model_drafted: 8,
         model_accepted: 6,
         drafting_us: 1500,

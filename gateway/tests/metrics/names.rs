@@ -44,7 +44,8 @@ fn names_follow_the_rules_of_prometheus() {
         let tells = labels.contains(&"tenant") && !name.starts_with("holobiont_layer_");
         assert!(!tells && !labels.contains(&"key"), "{name} tells of tenants");
         if let Kind::Histogram(bounds) = kind {
-            assert!(bounds.is_sorted_by(|a, b| a < b) && *unit == Unit::Seconds, "{name}");
+            let is_counted = matches!(unit, Unit::Seconds | Unit::Count);
+            assert!(bounds.is_sorted_by(|a, b| a < b) && is_counted, "{name}");
         }
     }
 }

@@ -31,6 +31,8 @@ async fn an_adapters_work_is_counted_by_place_and_goes_on_with_another_executor(
         let labels = [("adapter", "pirate"), ("verdict", verdict)];
         assert_eq!(value(&families, "holobiont_adapter_drafted_tokens_total", &labels), Some(expected));
     }
+    let labels = [("adapter", "pirate")];
+    assert_eq!(value(&families, "holobiont_adapter_draft_least_confidence_ratio", &labels), Some(0.5));
     harness.restart_executor(say("x")).await;
     let answered = async || harness.client.post(TEXT, &ask("pirate", 8)).await.status == 200;
     eventually_async("the next executor answers", answered).await;
@@ -63,6 +65,11 @@ async fn workers_are_counted_by_core_and_an_emulated_link_is_called_one() {
         ("holobiont_drafted_tokens_total", &[("by", "text"), ("verdict", "rejected")], 3.0),
         ("holobiont_drafted_tokens_total", &[("by", "model"), ("verdict", "accepted")], 6.0),
         ("holobiont_drafted_tokens_total", &[("by", "model"), ("verdict", "rejected")], 2.0),
+        ("holobiont_draft_accepted_tokens_bucket", &[("le", "0")], 1.0),
+        ("holobiont_draft_accepted_tokens_bucket", &[("le", "2")], 2.0),
+        ("holobiont_draft_accepted_tokens_bucket", &[("le", "16")], 4.0),
+        ("holobiont_draft_accepted_tokens_count", &[], 5.0),
+        ("holobiont_draft_accepted_tokens_sum", &[], 15.0),
         ("holobiont_drafting_seconds_total", &[], 0.0015),
         ("holobiont_draft_least_confidence_ratio", &[], 0.25),
         ("holobiont_ahead_tokens_total", &[("what", "drafted")], 8.0),

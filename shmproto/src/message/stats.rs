@@ -64,6 +64,9 @@ wire_struct! {
     }
 }
 
+/// Tokens that a verification accepted, in classes: their upper bounds.
+pub const ACCEPTED_BOUNDS: [u64; 6] = [0, 1, 2, 4, 8, 16];
+
 wire_struct! {
     /// Tokens that were drafted, and verified several in one step.
     #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -78,6 +81,9 @@ wire_struct! {
         pub drafted: u64,
         /// Of them those that were the model's own.
         pub accepted: u64,
+        /// Verifications by how many tokens they accepted: at most so many as each of [`ACCEPTED_BOUNDS`] and more than the one
+        /// before, and then those that accepted more.
+        pub accepted_counts: [u64; ACCEPTED_BOUNDS.len() + 1],
         /// Of those drafted the ones that a model guessed, not the text's own past.
         pub model_drafted: u64,
         /// Of them those that were the model's own.
@@ -202,7 +208,7 @@ wire_struct! {
 
 wire_struct! {
     /// One resident adapter.
-    #[derive(Debug, Clone, PartialEq, Eq)]
+    #[derive(Debug, Clone, PartialEq)]
     pub struct AdapterStats {
         /// The adapter.
         pub adapter: AdapterIdBytes,
@@ -230,6 +236,8 @@ wire_struct! {
         pub drafted: u64,
         /// Of them those that were its own.
         pub accepted: u64,
+        /// The chance that one more token drafted for it would have had to have to be worth its row, when last asked; 0 before.
+        pub least_confidence: f32,
     }
 }
 

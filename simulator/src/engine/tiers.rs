@@ -193,6 +193,12 @@ impl Tiers {
                     };
                     link.submit(now, Urgency::Of(class), Job::In { node, block }, takes);
                 }
+                Copy::Hasten { node: wanted } => {
+                    let is_it = |job: &Job| matches!(job, Job::In { node, .. } if *node == wanted);
+                    for link in [&mut self.disk, &mut self.to_device] {
+                        link.raise(Class::Demand, is_it);
+                    }
+                }
                 Copy::Out { node, slots, .. } => {
                     self.carried += 1;
                     let [host, disk] = slots.map(|slot| slot.is_some());

@@ -118,3 +118,18 @@ fn what_the_model_guessed_further_on_is_remembered_where_the_target_came_by() {
     let Ok(()) = combined.accept(&[7]);
     assert!(!combined.is_of_model(&tree, node) && !combined.was_asked());
 }
+
+#[test]
+fn what_is_foreseen_is_paid_once_and_asked_as_was_decided_then() {
+    let mut combined = Combined::new(Ngram::new(&[7], Survival::default()), Fifty::new(0.9, Some(1.0)));
+    let tree = TokenTree::new();
+    combined.set_price(price(0.1, 1.5, Probe::No));
+    combined.foresee(&tree, None);
+    combined.set_price(price(0.1, 0.0, Probe::No));
+    assert!(!combined.guesses(&tree, None).unwrap().is_empty(), "it was paid for");
+    assert!(combined.guesses(&tree, None).unwrap().is_empty(), "there is no time for another");
+    combined.foresee(&tree, None);
+    combined.set_price(price(0.1, 1.5, Probe::No));
+    assert!(combined.guesses(&tree, None).unwrap().is_empty(), "nobody was told to answer along");
+    assert_eq!(combined.model().asked, 1);
+}

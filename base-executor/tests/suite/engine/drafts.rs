@@ -1,17 +1,30 @@
 //! Drafted tokens: no answer is another for them, and nothing of them stays.
 
-use shmproto::message::Provisional;
+use std::convert::Infallible;
+
+use base_executor::author::{Agency, Author};
+use shmproto::message::{DraftKind, Provisional};
+use speculation::{
+    baseline::Rule,
+    draft::{Draft, Guess},
+    threshold::Threshold,
+    tree::{NodeId, TokenTree},
+};
 
 use super::*;
 use crate::planted::Planted;
 
 /// An engine whose steps take equally long, however many rows they have.
 fn drafting(limits: Limits, requests: &[Generate], right: f64) -> Bench {
+    Bench::drafting(limits, planted(requests, right))
+}
+
+fn planted(requests: &[Generate], right: f64) -> Drafts {
     let answers = requests.iter().map(|request| {
         (request.prompt.clone(), alone(request).tokens.iter().map(|token| token.token).collect())
     });
     let answers = Arc::new(Mutex::new(answers.collect()));
-    Bench::drafting(limits, Planted::drafts(&answers, right, Duration::ZERO))
+    Planted::drafts(&answers, right, Duration::ZERO)
 }
 
 /// The same request of somebody who wants to see what is drafted.
@@ -82,6 +95,11 @@ fn drafts_that_come_true_are_verified_many_at_once_and_counted() {
     assert_eq!(speculation.accepted + stats.steps, 60, "a step gives what was accepted and one more");
     assert!(speculation.drafted >= speculation.accepted && speculation.verifications < stats.steps);
     assert!(speculation.ahead > speculation.kept && speculation.kept > 0, "{speculation:?}");
+    let counts = speculation.accepted_counts;
+    assert_eq!(counts.iter().sum::<u64>(), speculation.verifications);
+    let [least, most] = [[0, 1, 2, 3, 5, 9, 17], [0, 1, 2, 4, 8, 16, u64::from(u16::MAX)]]
+        .map(|bounds: [u64; 7]| counts.iter().zip(bounds).map(|(count, bound)| count * bound).sum::<u64>());
+    assert!((least..=most).contains(&speculation.accepted), "{speculation:?}");
     assert_nothing_held(&bench);
 }
 
@@ -101,6 +119,24 @@ fn what_is_verified_for_an_adapter_is_counted_for_it_too() {
         all.accepted > adapter.accepted && all.drafted > adapter.drafted,
         "the base's are others: {all:?}"
     );
+}
+
+#[test]
+fn what_a_guess_had_to_promise_is_told_of_each_adapter_that_was_drafted_for() {
+    let adapted = Generate { adapter: Some([1; 32]), ..request(1, prompt(5, 40), 20) };
+    let requests = numbered([adapted]);
+    // The threshold of a step in which nothing is timed is 0; this rule's is not.
+    let drafts = planted(&requests, 0.8).ruled(Rule::Learned(Threshold::default()));
+    let mut bench = Bench::drafting(ROOMY, drafts);
+    [1, 2].into_iter().for_each(|tag| bench.load(tag));
+    bench.send(requests[0].clone());
+    bench.finish();
+    assert_as_if_alone(&bench, &requests);
+    let stats = bench.stats();
+    let of =
+        |tag| stats.adapters.iter().find(|adapter| adapter.adapter == [tag; 32]).unwrap().least_confidence;
+    assert!(of(1) > 0.0 && of(1) <= 1.0, "{}", of(1));
+    assert_eq!(of(2), 0.0, "nobody asked for it");
 }
 
 #[test]
@@ -202,4 +238,59 @@ fn drafts_take_no_room_that_outputs_may_need() {
         !outputs[0].provisional.is_empty()
     };
     assert_eq!(heard.map(provisional).collect::<Vec<_>>(), [false, true, false, false]);
+}
+
+/// An author who notes what he is told and asked, with the number of his text.
+struct Heard {
+    number: u32,
+    notes: Arc<Mutex<Vec<(Note, u32)>>>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Note {
+    Foreseen,
+    Asked,
+}
+
+impl Draft for Heard {
+    type Error = Infallible;
+
+    fn accept(&mut self, _: &[u32]) -> Result<(), Infallible> {
+        Ok(())
+    }
+
+    fn guesses(&mut self, tree: &TokenTree, at: Option<NodeId>) -> Result<Vec<Guess>, Infallible> {
+        self.notes.lock().unwrap().push((Note::Asked, self.number));
+        let guess = Guess { token: 1, probability: 0.5 };
+        Ok(if tree.depth(at) < 3 { vec![guess] } else { Vec::new() })
+    }
+}
+
+impl Author for Heard {
+    fn foresee(&mut self, _: &TokenTree, _: Option<NodeId>) {
+        self.notes.lock().unwrap().push((Note::Foreseen, self.number));
+    }
+}
+
+#[test]
+fn of_several_sequences_all_are_foreseen_a_level_before_any_is_asked() {
+    let notes = Arc::new(Mutex::new(Vec::new()));
+    let (heard, mut number) = (Arc::clone(&notes), 0);
+    let agency = Agency::new(DraftKind::Model, move |_, _| {
+        number += 1;
+        Box::new(Heard { number, notes: Arc::clone(&heard) })
+    });
+    let requests = numbered((5..8).map(|salt| request(1, prompt(salt, 40), 12)));
+    let mut bench = Bench::drafting(ROOMY, Drafts::by(16, Some(agency)));
+    requests.iter().for_each(|request| bench.send(request.clone()));
+    bench.finish();
+    assert_as_if_alone(&bench, &requests);
+    let notes = std::mem::take(&mut *notes.lock().unwrap());
+    let rounds: Vec<_> = notes.chunk_by(|a, b| a.0 == b.0).collect();
+    for pair in rounds.chunks(2) {
+        let [foreseen, asked] = pair else { panic!("nobody is asked without warning: {rounds:?}") };
+        assert_eq!((foreseen[0].0, asked[0].0), (Note::Foreseen, Note::Asked));
+        assert!(foreseen.iter().map(|note| note.1).eq(asked.iter().map(|note| note.1)), "{pair:?}");
+    }
+    assert!(rounds.iter().any(|round| round.len() == 3), "three of them at once: {rounds:?}");
 }

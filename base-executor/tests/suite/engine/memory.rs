@@ -63,7 +63,7 @@ impl Tiered {
             let opened = Store::open(&path.join("private/blocks"), &layout).unwrap();
             cache.restore(opened.blocks);
             let told = FileCopies::new(move |copy| _ = told.send(copy));
-            below = below.with_store(opened.store, told).unwrap();
+            below = below.with_store(opened.store, told, None).unwrap();
         }
         bench.engine = bench.engine.with_memory(cache, below);
         Self { bench, copies, path: path.to_owned(), tiers }

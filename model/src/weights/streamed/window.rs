@@ -365,10 +365,9 @@ impl Reader {
             let (bytes, since) = (self.file.floor(floor).bytes() as u64, Instant::now());
             desk.reading = Some((floor, bytes, since));
             drop(desk);
-            let outcome = self.read(floor, &mut slab, since);
-            let mut desk = shared.desk();
             // Counted before anybody sees it.
-            self.figures.add_read(bytes, since);
+            let outcome = self.figures.reading(bytes, since, || self.read(floor, &mut slab, since));
+            let mut desk = shared.desk();
             desk.note(bytes, since);
             desk.read.push(Read { floor, slab, outcome });
             drop(desk);

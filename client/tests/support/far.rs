@@ -1,0 +1,46 @@
+//! An executor that is far away: every call takes a while longer.
+
+use std::{thread, time::Duration};
+
+use client::{
+    error::LinkError,
+    transport::{Connect, Transport, loopback::Loopback},
+};
+use shmproto::layer::{
+    CallHeader, ReplyHeader,
+    control::{FromLayers, ToLayers},
+};
+
+/// `executor` behind round trips of so long.
+#[derive(Debug, Clone)]
+pub struct Far {
+    pub executor: Loopback,
+    pub round_trip: Duration,
+}
+
+#[derive(Debug)]
+struct Delayed {
+    transport: Box<dyn Transport>,
+    round_trip: Duration,
+}
+
+impl Connect for Far {
+    fn connect(&self) -> Result<Box<dyn Transport>, LinkError> {
+        Ok(Box::new(Delayed { transport: self.executor.connect()?, round_trip: self.round_trip }))
+    }
+}
+
+impl Transport for Delayed {
+    fn ask(&mut self, message: &ToLayers) -> Result<FromLayers, LinkError> {
+        self.transport.ask(message)
+    }
+
+    fn tell(&mut self, message: &ToLayers) {
+        self.transport.tell(message);
+    }
+
+    fn call(&mut self, call: &CallHeader, x: &[f32], out: &mut [f32]) -> Result<ReplyHeader, LinkError> {
+        thread::sleep(self.round_trip);
+        self.transport.call(call, x, out)
+    }
+}
