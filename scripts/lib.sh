@@ -28,6 +28,17 @@ need_build_tools() {
     need python3 "apt install python3"
 }
 
+# What a deployment runs, and what a person runs beside it.
+readonly programs_of_a_deployment=(holobiont gateway base-executor lora-worker holobiont-client holobiont-trainer)
+
+# build PROFILE PROGRAM...: builds programs, and nothing else. By their names and not by `--package`: cargo then chooses
+# the features of what they are made of for the whole workspace, so all builds share what is compiled.
+build() {
+    local profile=$1
+    shift
+    cargo build --quiet --profile "$profile" --manifest-path "$root/Cargo.toml" "${@/#/--bin=}" >&2
+}
+
 # Prints a Python that has pip: python3 itself, or that of a virtual environment made for the purpose.
 python_with_pip() {
     local python=$root/.venv/bin/python
