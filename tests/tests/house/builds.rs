@@ -10,7 +10,10 @@ fn texts() -> Vec<(String, String)> {
     let pages = ["scripts", "docs", "docs/guides", "docs/performance"].into_iter().flat_map(files);
     let pages = pages.chain([root().join("README.md"), root().join(".ci/run")]).filter(|path| path.is_file());
     let read = |path: PathBuf| Some((path.display().to_string(), fs::read_to_string(&path).ok()?));
-    pages.filter_map(read).chain(sources().into_iter().map(|source| (source.path, source.text))).collect()
+    pages
+        .filter_map(read)
+        .chain(sources().iter().map(|source| (source.path.clone(), source.text.clone())))
+        .collect()
 }
 
 /// Whether a line builds a package: cargo then chooses features for that package alone. One that asks for a feature wants that.
