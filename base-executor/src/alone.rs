@@ -29,7 +29,7 @@ use crate::{
     process,
     progress::Progress,
     pulse::{DeviceLost, Figures, Pulse},
-    resident::{cuda, kv_numbers, precision},
+    resident::{cuda, kv_numbers, precision, rounding},
     spawn, streaming, systemd,
 };
 
@@ -144,6 +144,7 @@ impl Base {
                         SiteModel::open_streamed(path, &options, cores, &told).context(streaming::REMEDY)?
                     }
                 };
+                let base = base.with_precision(rounding(config.precision));
                 let known = base.facts();
                 let (architecture, identity) = (known.architecture.clone(), known.identity);
                 let suits = if base.is_exact() { LoraPrecision::Exact } else { LoraPrecision::Compact };

@@ -14,6 +14,8 @@ use model::{
 };
 use settings::DeviceChoice;
 
+use crate::resident::rounding;
+
 /// Times prefill and decode of synthetic tokens and prints one JSON object.
 #[derive(Debug, Clone, PartialEq, Eq, Parser)]
 #[command(name = "base-executor bench", version)]
@@ -42,6 +44,9 @@ pub struct BenchConfig {
     /// Tokens of a prefill step.
     #[arg(long, value_name = "TOKENS", default_value_t = 512)]
     pub chunk_tokens: usize,
+    /// How finely a CPU rounds activations: int8, mixed, int15 or exact.
+    #[arg(long, value_name = "PRECISION", default_value = "auto")]
+    pub precision: settings::Precision,
     /// Accepted for scripts; the output is JSON either way.
     #[arg(long)]
     pub json: bool,
@@ -63,7 +68,7 @@ pub fn run(config: &BenchConfig) -> anyhow::Result<()> {
     };
     let blocks = (prompt + generate).div_ceil(BLOCK_TOKENS);
     match config.device {
-        DeviceChoice::Cpu => time(on_cpu(&*source, threads, blocks * streams)?, blocks, config),
+        DeviceChoice::Cpu => time(on_cpu(&*source, config, blocks * streams)?, blocks, config),
         DeviceChoice::Cuda { ordinal } => {
             time(on_gpu(&*source, ordinal, threads, blocks * streams)?, blocks, config)
         }
@@ -72,10 +77,11 @@ pub fn run(config: &BenchConfig) -> anyhow::Result<()> {
 
 fn on_cpu(
     source: &(dyn WeightSource + Sync),
-    threads: usize,
+    config: &BenchConfig,
     blocks: usize,
 ) -> anyhow::Result<ResidentModel> {
-    let weights = LoadedWeights::load(source, threads)?;
+    let threads = config.threads;
+    let weights = LoadedWeights::load(source, threads)?.with_precision(rounding(config.precision));
     let kv_bytes = weights.kv_shape(KvDtype::Auto).block_bytes() * blocks;
     let options = ResidentOptions { cores: (0..threads).collect(), kv_bytes, kv_dtype: KvDtype::Auto };
     Ok(ResidentModel::new(weights, &options)?)

@@ -10,7 +10,7 @@ use clap::{Parser, ValueEnum};
 use model::{cuda::assist::Invocation, forward::BLOCK_TOKENS};
 use settings::{
     AdapterDtype, ByteCount, CachePolicy, CacheWeight, ColdStart, CoreList, DeviceChoice, Draft, Gbps,
-    KvDtype, LogFormat, MAX_WORKERS, MemoryPart,
+    KvDtype, LogFormat, MAX_WORKERS, MemoryPart, Precision,
 };
 use shmproto::{board::MAX_SEATS, message};
 
@@ -49,6 +49,9 @@ pub struct Config {
     /// Cores to run on, such as 0,1 or 0-3 [default: all that are allowed].
     #[arg(long, value_name = "LIST")]
     pub cores: Option<CoreList>,
+    /// How finely a CPU rounds activations where they meet integer weights.
+    #[arg(long, value_name = "PRECISION")]
+    pub precision: Precision,
     /// Of the device's memory, keys and values take no more than this [default: all of it].
     #[arg(long, value_name = "BYTES")]
     pub kv_bytes: Option<ByteCount>,
@@ -231,6 +234,9 @@ pub enum ConfigError {
         "--weight-bytes has the host's cores read weights from a disk, and --device names a GPU: leave one of them out"
     )]
     StreamedToGpu,
+    /// A GPU rounds in its own way.
+    #[error("--precision is what the host's cores compute with, and --device names a GPU: leave it out")]
+    PrecisionOfGpu,
     /// Drafts where verification does not have the bits of a decode step.
     #[error(
         "--draft works with --device cpu alone, but for off and auto; leave it out, or take one of these"
@@ -264,6 +270,9 @@ impl Config {
         let drafts = !matches!(self.draft, Draft::Off | Draft::Auto);
         if drafts && self.device != DeviceChoice::Cpu {
             return Err(ConfigError::DraftDevice);
+        }
+        if self.precision != Precision::Auto && self.device != DeviceChoice::Cpu {
+            return Err(ConfigError::PrecisionOfGpu);
         }
         if self.max_workers > MAX_SEATS {
             let (flag, value) = ("--max-workers", self.max_workers);
@@ -348,6 +357,7 @@ mod tests {
             (vec!["--engine", "none", "--random-weights", "1"], ConfigError::NothingToLend),
             (vec!["--layer-listen", "127.0.0.1:1"], ConfigError::LayerCertificate),
             (vec!["--device", "cuda", "--weight-bytes", "1MiB"], ConfigError::StreamedToGpu),
+            (vec!["--device", "cuda", "--precision", "int8"], ConfigError::PrecisionOfGpu),
             (vec!["--layer-cert", "c", "--layer-cert-key", "k"], ConfigError::LayerListen),
             (vec!["--layer-gateways", "front"], ConfigError::LayerGateways),
         ];

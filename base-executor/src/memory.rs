@@ -67,7 +67,7 @@ impl MemorySettings {
             policy: variant(config.cache_policy),
             tau: Duration::from_millis(config.cache_tau_ms),
             weights: weights(&config.cache_weights),
-            numbers: format!("{} {}", config.kv_dtype, config.adapter_dtype),
+            numbers: format!("{} {} {}", config.kv_dtype, config.adapter_dtype, config.precision),
         }
     }
 }

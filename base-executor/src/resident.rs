@@ -21,6 +21,7 @@ use model::{
     adapter::{AnyAdapter, DraftAdapter, limits},
     deltas::prepared::{EncodedAdapter, PreparedAdapter},
     forward::ForwardPass,
+    precision::Precision,
     resident::{KvDtype, kv_precision},
     shape::config::ModelConfig,
 };
@@ -78,6 +79,17 @@ pub struct Facts {
     pub context_length: usize,
     /// KV blocks the pass has memory for.
     pub kv_blocks: u32,
+}
+
+/// What the host's cores compute with.
+pub(crate) fn rounding(asked: settings::Precision) -> Precision {
+    match asked {
+        settings::Precision::Auto => Precision::default(),
+        settings::Precision::Int8 => Precision::Int8,
+        settings::Precision::Mixed => Precision::Mixed,
+        settings::Precision::Int15 => Precision::Int15,
+        settings::Precision::Exact => Precision::Exact,
+    }
 }
 
 fn kv_dtype(config: &Config) -> KvDtype {

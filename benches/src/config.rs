@@ -30,6 +30,8 @@ pub(crate) enum Name {
     Burst,
     /// Ten times as many requests as can be served.
     Overload,
+    /// How far rounding takes answers from those of f32, and what it brings.
+    Accuracy,
     /// One adapted layer beside PyTorch.
     Xab,
     /// Rows to worker processes and back, beside Unix sockets.
@@ -101,6 +103,7 @@ impl Name {
         Self::Adapters,
         Self::Neighbour,
         Self::Startup,
+        Self::Accuracy,
         Self::Burst,
         Self::Overload,
         Self::Board,
@@ -144,6 +147,7 @@ impl Name {
                 | Self::Adapters
                 | Self::Neighbour
                 | Self::Startup
+                | Self::Accuracy
                 | Self::Burst
                 | Self::Overload
                 | Self::Drafts
@@ -195,7 +199,7 @@ pub(crate) struct Args {
     /// The model both sides run (GGUF); those of a GPU need none.
     #[arg(long, env = "HOLOBIONT_MODEL", value_name = "FILE")]
     model: Option<PathBuf>,
-    /// Folder of llama-bench, llama-batched-bench, llama-server and llama-quantize.
+    /// Folder of llama-bench, llama-batched-bench, llama-server, llama-quantize and llama-perplexity.
     #[arg(long, env = "HOLOBIONT_LLAMA_CPP", value_name = "DIR")]
     peer: Option<PathBuf>,
     /// Folder of holobiont, gateway, base-executor and lora-worker (default: the folder of this program).

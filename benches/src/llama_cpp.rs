@@ -1,9 +1,10 @@
 //! Ours beside llama.cpp, on the same cores: the forward pass beside its measuring tools, Holobiont beside its server.
 //!
 //! - [`setup`]: both sides, made ready once; [`contest`]: a figure of ours beside the peer's two formats.
-//! - [`decode`], [`prefill`], [`batch`], [`neighbour`]: the forward pass.
+//! - [`decode`], [`prefill`], [`batch`], [`neighbour`]: the forward pass. [`accuracy`]: how exact it is.
 //! - [`adapters`], [`burst`], [`overload`], [`startup`], [`drafts`]: the servers; [`servers`]: what all of them start.
 
+mod accuracy;
 mod adapters;
 mod batch;
 mod burst;
@@ -37,6 +38,7 @@ pub(crate) fn measure(name: Name, setup: &Setup) -> Result<Vec<Comparison>> {
         Name::Burst => burst::run(setup),
         Name::Overload => overload::run(setup),
         Name::Drafts => drafts::run(setup),
+        Name::Accuracy => accuracy::run(setup),
         _ => Ok(Vec::new()),
     }
 }

@@ -1,6 +1,7 @@
 //! The peers: llama.cpp's own measuring tools and its server; Python with PyTorch.
 
 mod bench;
+mod perplexity;
 mod python;
 mod quantize;
 mod server;
@@ -42,17 +43,40 @@ impl Peer {
     /// If a program is missing or fails.
     pub(crate) fn prepare(config: &Config) -> Result<Self> {
         let folder = config.peer.as_ref().context("llama.cpp's programs are needed: --peer")?;
-        for program in ["llama-bench", "llama-batched-bench", "llama-server", "llama-quantize"] {
+        for program in
+            ["llama-bench", "llama-batched-bench", "llama-server", "llama-quantize", "llama-perplexity"]
+        {
             let path = folder.join(program);
             ensure!(path.is_file(), "no {}; scripts/build-peer builds it", path.display());
         }
-        let q4_0 = quantize::q4_0_of(&config.model, &config.requantized, folder, config.threads)?;
+        let q4_0 = quantize::requantized(&config.model, "Q4_0", &config.requantized, folder, config.threads)?;
         Ok(Self {
             folder: folder.clone(),
             threads: config.threads,
             shipped: Weights { file: config.model.clone(), format: format_of(&config.model)? },
             q4_0: Weights { file: q4_0, format: "Q4_0".to_owned() },
         })
+    }
+
+    /// The shipped model in another format.
+    ///
+    /// # Errors
+    /// If llama-quantize fails.
+    pub(crate) fn requantized(&self, config: &Config, format: &str) -> Result<Weights> {
+        self.made(config, &config.model, format)
+    }
+
+    /// The values of `weights` as floats of 32 bits.
+    ///
+    /// # Errors
+    /// If llama-quantize fails.
+    pub(crate) fn dequantized(&self, config: &Config, weights: &Weights) -> Result<Weights> {
+        self.made(config, &weights.file, "F32")
+    }
+
+    fn made(&self, config: &Config, model: &Path, format: &str) -> Result<Weights> {
+        let file = quantize::requantized(model, format, &config.requantized, &self.folder, self.threads)?;
+        Ok(Weights { file, format: format.to_owned() })
     }
 
     fn program(&self, name: &str) -> PathBuf {

@@ -1,8 +1,9 @@
 //! Rows of activations and the forms of them that packed weights are multiplied with.
 //!
-//! Integer weights meet activations of 8 bits: each group of 32 elements of a row is scaled to -127..=127 by its own
-//! largest magnitude. Beside the bytes a row keeps what the zero points and minima of the weights need of it:
-//! sums of the bytes, so that neither costs an instruction for an element.
+//! Integer weights meet whole numbers: each group of 32 elements of a row is scaled by its own largest magnitude, to -127..=127 or,
+//! where the row's error would come from this group ([`Rounding`]), to -16319..=16319. Such a *wide* number is two bytes,
+//! `128 high + low`, so its products are those of bytes too. Beside the bytes a row keeps what the zero points and minima of the
+//! weights need of it: sums of the numbers, so that neither costs an instruction for an element.
 //!
 //! Sixteen rows lie interleaved, group by group, and so do the rows left over: what a tile of rows needs of a group are neighbours,
 //! at distances that are known when it is compiled, and one address finds all of it.
@@ -11,11 +12,10 @@
 //! [rows / 16, groups, 16] and [groups, rows % 16]     of 32 bytes, of a scale, of a sum
 //! ```
 
-use crate::{
-    isa::Isa,
-    pool::Pool,
-    simd::{Kernel, LANES, Simd},
-};
+mod quantize;
+
+use self::quantize::Quantize;
+use crate::{isa::Isa, pool::Pool};
 
 /// Elements of a row that share a scale.
 pub(crate) const GROUP: usize = 32;
@@ -40,6 +40,30 @@ impl Forms {
     }
 }
 
+/// How finely activations are rounded where they meet integer weights.
+///
+/// A group's error is at most half of its scale, so a row's comes from its few groups of large numbers, and these are worth a
+/// second byte. Which ones they are depends on the row alone.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Rounding {
+    /// A group is wide if the square of its largest magnitude is more than so many times the mean of its row's groups.
+    wide_above: f32,
+}
+
+impl Rounding {
+    /// 8 bits.
+    pub const INT8: Self = Self { wide_above: f32::INFINITY };
+
+    /// 15 bits.
+    pub const INT15: Self = Self { wide_above: 0.0 };
+
+    /// 15 bits for groups whose largest magnitude, squared, is more than `times` the mean of the row's groups; 8 for the others.
+    #[must_use]
+    pub const fn wide_above(times: f32) -> Self {
+        Self { wide_above: times }
+    }
+}
+
 /// A matrix of activations, `[rows, width]`, with the forms computed by [`Activations::prepare`].
 #[derive(Debug, Default)]
 pub struct Activations {
@@ -51,16 +75,21 @@ pub struct Activations {
     quantized: usize,
     /// Rows that there were when bytes were computed: they say where these lie.
     laid_out: usize,
+    /// Of wide groups the high bytes.
     pub(crate) bytes: Vec<i8>,
+    /// Of wide groups the low bytes, -64 to 64.
+    pub(crate) low: Vec<i8>,
+    /// `[rows / 16, groups]`: the rows of sixteen whose group is wide, a bit for each.
+    pub(crate) wide: Vec<u16>,
     /// One a group.
     pub(crate) scales: Vec<f32>,
-    /// -8 times the sum of a group's bytes.
+    /// -8 times the sum of a group's numbers.
     pub(crate) zero8: Vec<i32>,
-    /// -128 times the sum of a group's bytes.
+    /// -128 times the sum of a group's numbers.
     pub(crate) zero128: Vec<i32>,
-    /// -128 times the sum of each half group's bytes: those of the first halves of sixteen rows, then of the second.
+    /// -128 times the sum of each half group's numbers: those of the first halves of sixteen rows, then of the second.
     pub(crate) zero128_halves: Vec<i32>,
-    /// Scale times the sum of a group's bytes.
+    /// Scale times the sum of a group's numbers.
     pub(crate) sums: Vec<f32>,
     /// Pairs of bf16; a row of odd width is padded with a zero.
     pub(crate) bf16: Vec<u32>,
@@ -136,43 +165,48 @@ impl Activations {
         (bytes || !forms.bytes) && (bf16 || !forms.bf16)
     }
 
-    /// Computes `forms` of every row.
-    pub fn prepare(&mut self, pool: &mut Pool, isa: Isa, forms: Forms) {
+    /// Computes `forms` of every row; whole numbers are rounded as `rounding` says.
+    pub fn prepare(&mut self, pool: &mut Pool, isa: Isa, forms: Forms, rounding: Rounding) {
         if forms.bytes {
-            self.quantize(pool, isa);
+            self.quantize(pool, isa, rounding);
         }
         if forms.bf16 {
             self.round_to_bf16();
         }
     }
 
-    fn quantize(&mut self, pool: &mut Pool, isa: Isa) {
+    fn quantize(&mut self, pool: &mut Pool, isa: Isa, rounding: Rounding) {
         assert!(self.width.is_multiple_of(GROUP), "integer weights have rows of whole groups");
-        let groups = self.rows * self.groups();
-        grow(&mut self.bytes, groups * GROUP);
-        grow(&mut self.scales, groups);
-        grow(&mut self.sums, groups);
-        grow(&mut self.zero8, groups);
-        grow(&mut self.zero128, groups);
-        grow(&mut self.zero128_halves, 2 * groups);
+        let (groups, sides) = (self.groups(), self.rows.div_ceil(SIDE));
+        let all = self.rows * groups;
+        grow(&mut self.bytes, all * GROUP);
+        grow(&mut self.low, all * GROUP);
+        grow(&mut self.wide, sides * groups);
+        grow(&mut self.scales, all);
+        grow(&mut self.sums, all);
+        grow(&mut self.zero8, all);
+        grow(&mut self.zero128, all);
+        grow(&mut self.zero128_halves, 2 * all);
         let job = Quantize {
             floats: self.floats.as_ptr(),
             bytes: self.bytes.as_mut_ptr(),
+            low: self.low.as_mut_ptr(),
+            wide: self.wide.as_mut_ptr(),
             scales: self.scales.as_mut_ptr(),
             sums: self.sums.as_mut_ptr(),
             zero8: self.zero8.as_mut_ptr(),
             zero128: self.zero128.as_mut_ptr(),
             zero128_halves: self.zero128_halves.as_mut_ptr(),
             rows: self.rows,
-            groups: self.groups(),
+            groups,
+            wide_above: rounding.wide_above / groups as f32,
             first: 0,
             last: 0,
         };
-        // A thread writes neighbours. About 10 ns a group: below a few hundred a second thread costs more than it brings.
-        let columns = self.rows.div_ceil(SIDE) * self.groups();
-        let chunk = columns.div_ceil(4 * pool.threads()).max(256 / SIDE.min(self.rows.max(1)));
-        pool.run(columns.div_ceil(chunk), |i| {
-            isa.dispatch(job.over(i * chunk, columns.min((i + 1) * chunk)));
+        // Sixteen rows lie among each other, so they are one thread's; few are not worth another's time.
+        let chunk = sides.div_ceil(4 * pool.threads()).max(1);
+        pool.run(sides.div_ceil(chunk), |i| {
+            isa.dispatch(job.over(i * chunk, sides.min((i + 1) * chunk)));
         });
         (self.quantized, self.laid_out) = (self.rows, self.rows);
     }
@@ -208,128 +242,4 @@ fn place(row: usize, rows: usize, groups: usize) -> (usize, usize) {
 #[inline(always)]
 pub(crate) fn place_of_halves(start: usize) -> usize {
     2 * start - start % SIDE
-}
-
-/// Quantizes a group of sixteen rows after the other: those from `first` to `last`, in the order in which they lie.
-#[derive(Clone, Copy)]
-struct Quantize {
-    floats: *const f32,
-    bytes: *mut i8,
-    scales: *mut f32,
-    sums: *mut f32,
-    zero8: *mut i32,
-    zero128: *mut i32,
-    zero128_halves: *mut i32,
-    rows: usize,
-    groups: usize,
-    first: usize,
-    last: usize,
-}
-
-// SAFETY: threads are given disjoint ranges of groups of buffers that outlive the parallel region.
-unsafe impl Sync for Quantize {}
-
-impl Quantize {
-    fn over(&self, first: usize, last: usize) -> Self {
-        Self { first, last, ..*self }
-    }
-}
-
-impl Kernel for Quantize {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self) {
-        for column in self.first..self.last {
-            let (row, group) = (column / self.groups * SIDE, column % self.groups);
-            let (start, step) = place(row, self.rows, self.groups);
-            let (from, at) = (row * self.groups + group, start + group * step);
-            let halves = place_of_halves(start) + 2 * group * step;
-            // SAFETY: `quantize` has sized every buffer for all groups, and no other thread has these.
-            unsafe {
-                if step == SIDE {
-                    self.sixteen::<S>(from, at, halves);
-                    continue;
-                }
-                for m in 0..step {
-                    let halves = (halves + m, halves + m + step);
-                    self.group::<S>(from + m * self.groups, at + m, halves);
-                }
-            }
-        }
-    }
-}
-
-impl Quantize {
-    /// A group of sixteen rows: what [`Quantize::group`] does with each, a row in a lane.
-    #[inline(always)]
-    unsafe fn sixteen<S: Simd>(&self, from: usize, at: usize, at_halves: usize) {
-        const { assert!(SIDE == LANES, "a lane for each row") };
-        // SAFETY: the caller's: the groups exist, and there is room where they go.
-        unsafe {
-            // Loops, not adapters: only what is inlined by force is compiled for the set.
-            let mut magnitudes = [S::splat(0.0); LANES];
-            for (m, magnitude) in magnitudes.iter_mut().enumerate() {
-                let from = self.floats.add((from + m * self.groups) * GROUP);
-                *magnitude = S::max(S::abs(S::load(from)), S::abs(S::load(from.add(LANES))));
-            }
-            let mut largest = S::splat(0.0);
-            for column in S::transpose(magnitudes) {
-                largest = S::max(largest, column);
-            }
-            let mut inverses = [0.0f32; LANES];
-            S::store(inverses.as_mut_ptr(), S::div(S::splat(127.0), largest));
-            let mut halves = [S::splat(0.0); 2];
-            for (half, sum) in halves.iter_mut().enumerate() {
-                let mut rows = [S::splat(0.0); LANES];
-                for (m, row) in rows.iter_mut().enumerate() {
-                    let inverse = if inverses[m].is_finite() { inverses[m] } else { 0.0 };
-                    let from = self.floats.add((from + m * self.groups) * GROUP + half * LANES);
-                    *row = S::round(S::mul(S::load(from), S::splat(inverse)));
-                    S::store_i8(self.bytes.add((at + m) * GROUP + half * LANES), S::to_i32(*row));
-                }
-                // Whole numbers, so exact in whatever order; of rows that are not all numbers they are none either.
-                for column in S::transpose(rows) {
-                    *sum = S::add(*sum, column);
-                }
-                let zero128 = S::to_i32(S::mul(*sum, S::splat(-128.0)));
-                S::store_i32(self.zero128_halves.add(at_halves + half * LANES), zero128);
-            }
-            let sum = S::add(halves[0], halves[1]);
-            let scale = S::fma(S::splat(0.0), sum, S::div(largest, S::splat(127.0)));
-            S::store(self.scales.add(at), scale);
-            S::store(self.sums.add(at), S::mul(scale, sum));
-            S::store_i32(self.zero8.add(at), S::to_i32(S::mul(sum, S::splat(-8.0))));
-            S::store_i32(self.zero128.add(at), S::to_i32(S::mul(sum, S::splat(-128.0))));
-        }
-    }
-
-    /// The group that is the `from`th of all rows, one after the other.
-    #[inline(always)]
-    unsafe fn group<S: Simd>(&self, from: usize, at: usize, at_halves: (usize, usize)) {
-        // SAFETY: the caller's: the group exists, and there is room where it goes.
-        unsafe {
-            let from = self.floats.add(from * GROUP);
-            let (a, b) = (S::load(from), S::load(from.add(16)));
-            let largest = S::max_lane(S::max(S::abs(a), S::abs(b)));
-            // A maximum may overlook a NaN, a sum does not: a group that is not all numbers gets no scale.
-            let scale = largest / 127.0 + 0.0 * S::sum(S::add(a, b));
-            // A group of zeroes, or as good as zeroes, has bytes of zero.
-            let inverse = 127.0 / largest;
-            let inverse = S::splat(if inverse.is_finite() { inverse } else { 0.0 });
-            let (a, b) = (S::to_i32(S::mul(a, inverse)), S::to_i32(S::mul(b, inverse)));
-            let to = self.bytes.add(at * GROUP);
-            S::store_i8(to, a);
-            S::store_i8(to.add(16), b);
-            let halves = [S::sum_i32(a), S::sum_i32(b)];
-            // Infinite or NaN inputs give nonsense sums, which must wrap, not trap: the row is lost anyway.
-            let sum = halves[0].wrapping_add(halves[1]);
-            *self.scales.add(at) = scale;
-            *self.sums.add(at) = scale * sum as f32;
-            *self.zero8.add(at) = sum.wrapping_mul(-8);
-            *self.zero128.add(at) = sum.wrapping_mul(-128);
-            *self.zero128_halves.add(at_halves.0) = halves[0].wrapping_mul(-128);
-            *self.zero128_halves.add(at_halves.1) = halves[1].wrapping_mul(-128);
-        }
-    }
 }

@@ -40,7 +40,7 @@ pub mod quant;
 pub mod reference;
 mod simd;
 
-pub use activations::{Activations, Forms};
+pub use activations::{Activations, Forms, Rounding};
 pub use buffer::{Arena, Slab};
 pub use ids::TensorType;
 pub use isa::Isa;

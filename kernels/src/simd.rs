@@ -103,6 +103,8 @@ pub(crate) trait Simd: Copy {
     unsafe fn store_i32(to: *mut i32, v: Self::I);
     /// Wraps.
     fn add_i32(a: Self::I, b: Self::I) -> Self::I;
+    /// Wraps.
+    fn times_128(v: Self::I) -> Self::I;
     /// Nearest integers, ties to even.
     fn to_i32(v: Self::F) -> Self::I;
     fn to_f32(v: Self::I) -> Self::F;

@@ -8,6 +8,7 @@
 //! - [`forward`]: the pass, over the traits that all else implements. [`cpu`]: one of its devices.
 //! - [`weights`]: packed for the CPU. [`sites`]: single linear layers, lent to others; [`site_model`]: a base of nothing else.
 //! - [`deltas`]: what adapters change, in the forms the kernels take, on the host and on the device.
+//! - [`precision`]: how finely activations are rounded.
 //! - [`skeleton`]: all but the linear layers, for those who rent them.
 //! - [`backward`]: the reverse pass, for adapters that learn.
 //! - [`resident`]: all of a model in one process; [`cuda`]: the same on a GPU.
@@ -19,6 +20,7 @@ pub mod cpu;
 pub mod cuda;
 pub mod deltas;
 pub mod forward;
+pub mod precision;
 pub mod resident;
 pub mod sampling;
 pub mod shape;

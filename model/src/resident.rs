@@ -20,6 +20,7 @@ use crate::{
         prepared::PreparedAdapter,
     },
     forward::{ForwardPass, Frame, Norms, Scratch, SequenceSlice, run},
+    precision::Precision,
     shape::{config::ModelConfig, rope::RopeTable, source::WeightSource},
     sites::{Company, EvaluateError, EvaluateSites, Site, SiteCall},
     sweep::SweepFigures,
@@ -115,6 +116,13 @@ impl LoadedWeights {
         Ok(Self { frame: frame(source)?, layers })
     }
 
+    /// Computes with `precision` instead of the default.
+    #[must_use]
+    pub fn with_precision(mut self, precision: Precision) -> Self {
+        self.layers.set_precision(precision);
+        self
+    }
+
     /// The token embedding.
     #[must_use]
     pub fn embedding(&self) -> &Embedding {
@@ -142,6 +150,16 @@ impl LoadedWeights<ServedLayers> {
             }
         };
         Ok(Self { frame: frame(source)?, layers })
+    }
+
+    /// Computes with `precision` instead of the default.
+    #[must_use]
+    pub fn with_precision(mut self, precision: Precision) -> Self {
+        match &mut self.layers {
+            ServedLayers::Resident(layers) => layers.set_precision(precision),
+            ServedLayers::Streamed(layers) => layers.set_precision(precision),
+        }
+        self
     }
 
     /// What of them is in memory, for those who compute with the first layers alone.

@@ -20,6 +20,7 @@ pub use linear_files::{MAX_NAME_BYTES, MAX_SITES};
 
 use crate::{
     cpu::Compute,
+    precision::Precision,
     shape::{
         identity::{Hashed, Identified as _},
         source::WeightSource,
@@ -200,6 +201,16 @@ impl SiteModel {
         let pool =
             Pool::new(cores).map_err(|source| SiteModelError::Threads { cores: cores.to_vec(), source })?;
         Ok(Self { weights, compute: Compute { pool, isa: Isa::best() }, facts })
+    }
+
+    /// Computes with `precision` instead of the default.
+    #[must_use]
+    pub fn with_precision(mut self, precision: Precision) -> Self {
+        match &mut self.weights {
+            Weights::Sites(weights) => weights.set_precision(precision),
+            Weights::Streamed(layers) => layers.set_precision(precision),
+        }
+        self
     }
 
     /// What there is to say of it.

@@ -6,7 +6,7 @@
 
 use std::error::Error;
 
-use kernels::Activations;
+use kernels::{Activations, Rounding};
 
 use crate::{shape::layout::LinearGroup, sweep::Waiting};
 
@@ -87,7 +87,7 @@ pub struct SitePart {
 }
 
 /// A site's shape.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Site {
     /// Input features, the same for all parts.
     pub columns: usize,
@@ -95,6 +95,8 @@ pub struct Site {
     pub parts: Vec<SitePart>,
     /// The fast path takes activations unrounded, so that both paths are one.
     pub fast_is_linear: bool,
+    /// How the fast path rounds them for integer weights on a CPU; `None`: it takes them unrounded, whatever the weights are.
+    pub rounding: Option<Rounding>,
 }
 
 impl Site {

@@ -25,6 +25,7 @@ use kernels::{Activations, Arena, PackedForm};
 use crate::{
     cpu::Compute,
     forward::{BaseLayers, ReverseLayers},
+    precision::Precision,
     shape::{
         config::ModelConfig,
         layout::{BLOCK_TARGETS, LinearGroup, tensor_shape},
@@ -84,7 +85,7 @@ impl ResidentLayers {
             sites.extend([vec![q, k, v], vec![o], vec![gate, up], vec![down]]);
         }
         sites.push(vec![head.unwrap_or_else(|| tied_head(&embedding))]);
-        Ok(Self { sites: SiteWeights::new(sites), embedding, config: config.clone() })
+        Ok(Self { sites: SiteWeights::new(sites, Some(config.layers)), embedding, config: config.clone() })
     }
 
     /// The linear layers.
@@ -97,6 +98,11 @@ impl ResidentLayers {
     #[must_use]
     pub fn into_sites(self) -> SiteWeights {
         self.sites
+    }
+
+    /// Computes with `precision` from now on.
+    pub fn set_precision(&mut self, precision: Precision) {
+        self.sites.set_precision(precision);
     }
 
     /// The token embedding.

@@ -49,5 +49,5 @@ pub use self::{
         ByteCount, CoreList, DeviceChoice, Gbps, MAX_CORES, MAX_PROCESS_NAME_BYTES, MAX_WORKERS, MemoryPart,
         Share, WaitFactor, WorkerCount, is_process_name,
     },
-    words::{AdapterDtype, Batching, CachePolicy, ColdStart, KvDtype, LogFormat, Routing},
+    words::{AdapterDtype, Batching, CachePolicy, ColdStart, KvDtype, LogFormat, Precision, Routing},
 };

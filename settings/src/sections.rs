@@ -13,7 +13,7 @@ use serde::Deserialize;
 
 use crate::{
     AdapterDtype, Batching, ByteCount, CachePolicy, ColdStart, CoreList, DeviceChoice, Draft, Gbps, KvDtype,
-    LogFormat, MemoryPart, Preset,
+    LogFormat, MemoryPart, Precision, Preset,
     Preset::{Depends, Is},
     Process, Routing, Setting, Share, Value, WaitFactor, WorkerCount,
     declaration::sections,
@@ -45,6 +45,9 @@ sections! {
         device: DeviceChoice, --"device" "DEVICE", Is("cpu"), Executor;
         /// Cores to compute on, as 0-3,8
         cores: CoreList, --"cores" "LIST", Depends("all; of four or more, those without workers"), Up;
+        /// How finely a CPU rounds activations for integer weights: auto (mixed), int8, mixed (15 bits where it matters), int15, or
+        /// exact (not at all, for whatever weights: several times as slow)
+        precision: Precision, --"precision" "PRECISION", Is("auto"), Executor;
         /// Of the device's memory, keys and values take no more than this
         kv_bytes: ByteCount, --"kv-bytes" "BYTES", Depends("all of it"), Executor;
         /// How keys and values are stored: auto, which suits the weights, f32 or f16

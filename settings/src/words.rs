@@ -73,6 +73,20 @@ words! {
         F16 = "f16",
     }
 
+    /// How finely activations are rounded where they meet integer weights.
+    Precision ("precision") {
+        /// What suits the device: `mixed` on a CPU; on a GPU the only one it has.
+        Auto = "auto",
+        /// 8 bits.
+        Int8 = "int8",
+        /// 15 bits where the error of 8 would matter, 8 elsewhere.
+        Mixed = "mixed",
+        /// 15 bits.
+        Int15 = "int15",
+        /// Not at all.
+        Exact = "exact",
+    }
+
     /// How adapters are stored and multiplied.
     AdapterDtype ("number format") {
         /// What suits the weights: `exact` for weights of 32 or 16 bits that are not rounded, else `f16`.

@@ -7,6 +7,7 @@ use cache::ledger::Account;
 use kernels::lora::LoraPrecision;
 use model::{
     deltas::device_copy::DeviceMemory,
+    precision::Precision,
     resident::{LoadedWeights, ResidentModel, ResidentOptions, SharedBase},
     shape::config::ModelConfig,
     weights::{
@@ -22,6 +23,7 @@ use super::{
     base::{Base, Loaded},
     kv_dtype,
     opening::{self, Opening},
+    rounding,
 };
 use crate::{
     budget::{bound_bytes, free_bytes},
@@ -44,7 +46,8 @@ pub fn open(
     arrivals: Arrivals,
 ) -> anyhow::Result<Resident<Pass, AdapterLoader>> {
     let streamed = streaming::options(config)?;
-    opening::open(Host { streamed }, Base::open(config)?, config, progress, arrivals)
+    let host = Host { streamed, precision: rounding(config.precision) };
+    opening::open(host, Base::open(config)?, config, progress, arrivals)
 }
 
 /// The pass over weights in memory, or on a disk.
@@ -54,6 +57,7 @@ pub type Pass = ResidentModel<ServedLayers>;
 struct Host {
     /// How the base is streamed, if it is.
     streamed: Option<StreamOptions>,
+    precision: Precision,
 }
 
 impl Opening for Host {
@@ -69,11 +73,13 @@ impl Opening for Host {
         let told = |at: LoadProgress| progress.done(at.done, at.total);
         let streamed = self.streamed.as_ref().map(|options| (base.identity(), options));
         let streamed = streamed.as_ref().map(|(identity, options)| (identity, *options));
-        LoadedWeights::open(&*base.source, streamed, base.cores.len(), &told).map_err(|error| match error {
+        let weights = LoadedWeights::open(&*base.source, streamed, base.cores.len(), &told);
+        let weights = weights.map_err(|error| match error {
             // Whatever is wrong with the model's files is not the setting's business.
             StreamError::Weights(error) => error.into(),
             other => anyhow::Error::new(other).context(streaming::REMEDY),
-        })
+        })?;
+        Ok(weights.with_precision(self.precision))
     }
 
     fn shape(weights: &LoadedWeights<ServedLayers>) -> (ModelConfig, LoraPrecision) {
@@ -92,6 +98,7 @@ impl Opening for Host {
             sweep_bytes = weights.sweep_bytes(),
             threads = base.cores.len(),
             isa = ?kernels::Isa::best(),
+            precision = ?self.precision,
             "weights loaded"
         );
     }

@@ -1,4 +1,4 @@
-//! `llama-quantize`: the peer's fastest format, made from the file both sides run.
+//! `llama-quantize`: the peer's fastest format, and others, made from the file both sides run.
 
 use std::{
     fs,
@@ -13,20 +13,26 @@ use crate::process::output_of;
 
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// The Q4_0 version of `model` in `folder`, made by `programs`' llama-quantize unless it is there and newer.
+/// The version of `model` in `format` in `folder`, made by `programs`' llama-quantize unless it is there and newer.
 ///
 /// # Errors
 /// If it cannot be made.
-pub(super) fn q4_0_of(model: &Path, folder: &Path, programs: &Path, threads: usize) -> Result<PathBuf> {
+pub(super) fn requantized(
+    model: &Path,
+    format: &str,
+    folder: &Path,
+    programs: &Path,
+    threads: usize,
+) -> Result<PathBuf> {
     fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let stem = model.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-    let made = folder.join(format!("{stem}.requantized-Q4_0.gguf"));
+    let made = folder.join(format!("{stem}.requantized-{format}.gguf"));
     if is_newer(&made, model) {
         return Ok(made);
     }
     let unfinished = made.with_extension("unfinished");
     let mut command = Command::new(programs.join("llama-quantize"));
-    command.arg("--allow-requantize").arg(model).arg(&unfinished).args(["Q4_0", &threads.to_string()]);
+    command.arg("--allow-requantize").arg(model).arg(&unfinished).args([format, &threads.to_string()]);
     output_of(&mut command, LIMIT)?;
     fs::rename(&unfinished, &made).with_context(|| format!("cannot write {}", made.display()))?;
     Ok(made)

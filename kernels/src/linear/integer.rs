@@ -6,13 +6,14 @@
 //! sum_i code_i x_i - zero sum_i x_i     the second term is the accumulator's start, known from the activations
 //! ```
 //!
-//! and enter the float sum once a group, times the weights' and the activations' scale. Minima enter as
+//! where the `x_i` of a wide group are two bytes each, `128 high_i + low_i`, and so are the sums: 2^27 at most. They
+//! enter the float sum once a group, times the weights' and the activations' scale. Minima enter as
 //! `minimum * (scale of x * sum of x)`. All scales of a matrix are stored in 16 bits relative to one power of two,
 //! `w.unit()`, which multiplies the final sum and costs no bit.
 
 use super::{pack::PackedMatrix, tile::Tile};
 use crate::{
-    activations::{Activations, GROUP, place_of_halves},
+    activations::{Activations, GROUP, SIDE, place_of_halves},
     simd::{LANES, Simd, prefetch},
 };
 
@@ -179,10 +180,30 @@ unsafe fn load_eight<S: Simd>(codes: *const u8) -> [S::B; 8] {
     }
 }
 
-/// `start + sum over N steps`, exact.
+/// `starts`, and the sums of a group's parts with the bytes at `x`, exact.
 #[inline(always)]
-unsafe fn dot_steps<S: Simd, const N: usize>(start: i32, codes: &[S::B], x: *const i8) -> S::I {
-    let mut acc = S::splat_i32(start);
+unsafe fn dot_group<S: Simd, P: IntegerPacking>(
+    starts: [S::I; 2],
+    codes: &[S::B; 8],
+    x: *const i8,
+) -> [S::I; 2] {
+    // SAFETY: the caller's: a group of bytes lies at `x`.
+    unsafe {
+        let first = dot_steps::<S, 4>(starts[0], codes, x);
+        let second = dot_steps::<S, 4>(starts[1], &codes[4..], x.add(GROUP / 2));
+        if P::PARTS == 2 { [first, second] } else { [S::add_i32(first, second), starts[1]] }
+    }
+}
+
+/// The whole sums of a wide group, from those of its high and its low bytes.
+#[inline(always)]
+pub(super) fn joined<S: Simd>(high: S::I, low: S::I) -> S::I {
+    S::add_i32(S::times_128(high), low)
+}
+
+/// `acc + sum over N steps`, exact.
+#[inline(always)]
+unsafe fn dot_steps<S: Simd, const N: usize>(mut acc: S::I, codes: &[S::B], x: *const i8) -> S::I {
     for (step, &codes) in codes.iter().enumerate().take(N) {
         // SAFETY: the caller's: 4 N bytes lie at `x`.
         acc = S::dot_bytes(acc, codes, unsafe { x.add(4 * step).cast::<i32>().read_unaligned() });
@@ -198,6 +219,10 @@ pub(super) struct Rows {
     /// From a group to the next: rows that lie interleaved.
     step: usize,
     bytes: *const i8,
+    low: *const i8,
+    wide: *const u16,
+    /// The first of these rows among those that lie interleaved.
+    first: usize,
     scales: *const f32,
     sums: *const f32,
     starts: *const i32,
@@ -213,16 +238,36 @@ impl Rows {
             groups: x.groups(),
             step,
             bytes: x.bytes.as_ptr().wrapping_add(first * GROUP),
+            low: x.low.as_ptr().wrapping_add(first * GROUP),
+            wide: x.wide.as_ptr().wrapping_add(row / SIDE * x.groups()),
+            first: row % SIDE,
             scales: x.scales.as_ptr().wrapping_add(first),
             sums: x.sums.as_ptr().wrapping_add(first),
             starts: P::starts(x).as_ptr().wrapping_add(starts),
         }
     }
 
-    /// The bytes of a group of row `m`.
+    /// The bytes of a group of row `m`; of a wide one the high bytes.
     #[inline(always)]
     pub(super) fn bytes(&self, group: usize, m: usize) -> *const i8 {
         self.bytes.wrapping_add((group * self.step + m) * GROUP)
+    }
+
+    /// The low bytes of a wide group of row `m`.
+    #[inline(always)]
+    pub(super) fn low(&self, group: usize, m: usize) -> *const i8 {
+        self.low.wrapping_add((group * self.step + m) * GROUP)
+    }
+
+    /// The rows whose group is wide, from the first of these on: bit `m` for row `m`.
+    ///
+    /// # Safety
+    ///
+    /// As [`Rows::start`].
+    #[inline(always)]
+    pub(super) unsafe fn wide(&self, group: usize) -> u32 {
+        // SAFETY: the caller's.
+        u32::from(unsafe { *self.wide.add(group) }) >> self.first
     }
 
     /// What the whole sum of a part of a group of row `m` begins with.
@@ -234,6 +279,20 @@ impl Rows {
     pub(super) unsafe fn start<P: IntegerPacking>(&self, group: usize, part: usize, m: usize) -> i32 {
         // SAFETY: the caller's.
         if P::HAS_ZERO { unsafe { *self.starts.add((group * P::PARTS + part) * self.step + m) } } else { 0 }
+    }
+
+    /// What the whole sums of both parts of a group of row `m` begin with; of a group that is one part, the second with 0.
+    ///
+    /// # Safety
+    ///
+    /// As [`Rows::start`].
+    #[inline(always)]
+    pub(super) unsafe fn starts<S: Simd, P: IntegerPacking>(&self, group: usize, m: usize) -> [S::I; 2] {
+        // SAFETY: the caller's.
+        unsafe {
+            let second = if P::PARTS == 2 { self.start::<P>(group, 1, m) } else { 0 };
+            [S::splat_i32(self.start::<P>(group, 0, m)), S::splat_i32(second)]
+        }
     }
 
     /// `sum` and what a group of row `m` adds to it, whose parts have these whole sums.
@@ -281,20 +340,16 @@ impl<P: IntegerPacking> Tile for P {
                 prefetch_ahead(w.panel(panel).add(group * share), share);
                 let codes = P::codes::<S>(w, panel, group);
                 let numbers = P::numbers::<S>(w, panel, group);
+                let wide = x.wide(group);
                 for (m, sum) in sums.iter_mut().enumerate() {
-                    let bytes = x.bytes(group, m);
-                    let start = |part| x.start::<P>(group, part, m);
-                    let parts = if P::PARTS == 1 {
-                        let first = dot_steps::<S, 4>(start(0), &codes, bytes);
-                        let second = dot_steps::<S, 4>(0, &codes[4..], bytes.add(GROUP / 2));
-                        [S::add_i32(first, second), S::splat_i32(0)]
+                    let mut parts = x.starts::<S, P>(group, m);
+                    if wide >> m & 1 != 0 {
+                        parts = dot_group::<S, P>(parts, &codes, x.low(group, m));
+                        let high = dot_group::<S, P>([S::splat_i32(0); 2], &codes, x.bytes(group, m));
+                        parts = [joined::<S>(high[0], parts[0]), joined::<S>(high[1], parts[1])];
                     } else {
-                        let second = bytes.add(GROUP / 2);
-                        [
-                            dot_steps::<S, 4>(start(0), &codes, bytes),
-                            dot_steps::<S, 4>(start(1), &codes[4..], second),
-                        ]
-                    };
+                        parts = dot_group::<S, P>(parts, &codes, x.bytes(group, m));
+                    }
                     *sum = x.add::<S, P>(parts, numbers, (group, m), *sum);
                 }
             }

@@ -8,7 +8,7 @@ use std::{marker::PhantomData, mem::MaybeUninit, ops::Range};
 
 use super::{
     chunk::Chunk,
-    integer::{GROUP_BYTES, IntegerPacking, Rows},
+    integer::{GROUP_BYTES, IntegerPacking, Rows, joined},
     part::{Room, blocks},
 };
 use crate::{
@@ -24,6 +24,9 @@ const AHEAD: usize = 4;
 
 /// Places for whole sums: of groups that the unit is ahead, and the one that is added.
 const TURNS: usize = 8;
+
+/// Whole sums of a tile.
+const SUMS: usize = SIDE * LANES;
 
 /// Rows that pass over unpacked codes, at most.
 pub(super) const MAX_ROWS: usize = 64;
@@ -41,8 +44,8 @@ pub(super) struct Tiled<'a, P> {
 #[repr(align(64))]
 struct Desk {
     codes: [MaybeUninit<u8>; DEPTH * GROUP_BYTES],
-    /// Whole sums of groups, of two halves each.
-    whole: [MaybeUninit<i32>; TURNS * 2 * SIDE * LANES],
+    /// Whole sums of groups, `[TURNS, high and low bytes, parts]`.
+    whole: [MaybeUninit<i32>; TURNS * 4 * SUMS],
     /// Float sums of rows that wait for the next groups.
     sums: Room<{ MAX_ROWS * LANES }>,
 }
@@ -82,6 +85,23 @@ impl<P: IntegerPacking> Tiled<'_, P> {
         }
     }
 
+    /// Whole sums of sixteen rows of bytes with a group of codes.
+    ///
+    /// # Safety
+    ///
+    /// As [`Tiles::dot_halves`].
+    #[inline(always)]
+    unsafe fn dot(&self, x: *const i8, codes: *const u8, sums: *mut i32) {
+        // SAFETY: the caller's.
+        unsafe {
+            if P::PARTS == 2 {
+                self.tiles.dot_halves(x, codes, sums);
+            } else {
+                self.tiles.dot_group(x, codes, sums);
+            }
+        }
+    }
+
     /// Sixteen rows from `row` on, over some groups.
     #[inline(always)]
     fn tile<S: Simd>(&self, row: usize, groups: &Range<usize>, desk: &mut Desk) {
@@ -97,13 +117,12 @@ impl<P: IntegerPacking> Tiled<'_, P> {
                     *sum = S::load(kept.add(m * LANES));
                 }
             }
-            let turn = |group: usize| whole.add(group % TURNS * 2 * SIDE * LANES);
+            let turn = |group: usize| whole.add(group % TURNS * 2 * P::PARTS * SUMS);
             let dot = |group: usize| {
                 let codes = codes.add((group - groups.start) * GROUP_BYTES);
-                if P::PARTS == 2 {
-                    self.tiles.dot_halves(x.bytes(group, 0), codes, turn(group));
-                } else {
-                    self.tiles.dot_group(x.bytes(group, 0), codes, turn(group));
+                self.dot(x.bytes(group, 0), codes, turn(group));
+                if x.wide(group) != 0 {
+                    self.dot(x.low(group, 0), codes, turn(group).add(P::PARTS * SUMS));
                 }
             };
             (groups.start..groups.end.min(groups.start + AHEAD)).for_each(dot);
@@ -111,18 +130,11 @@ impl<P: IntegerPacking> Tiled<'_, P> {
                 if group + AHEAD < groups.end {
                     dot(group + AHEAD);
                 }
-                let numbers = P::numbers::<S>(w, self.panel, group);
-                for (m, sum) in sums.iter_mut().enumerate() {
-                    let part = |part: usize| {
-                        let whole = S::load_i32(turn(group).add((part * SIDE + m) * LANES));
-                        if P::HAS_ZERO {
-                            S::add_i32(whole, S::splat_i32(x.start::<P>(group, part, m)))
-                        } else {
-                            whole
-                        }
-                    };
-                    let parts = [part(0), if P::PARTS == 2 { part(1) } else { S::splat_i32(0) }];
-                    *sum = x.add::<S, P>(parts, numbers, (group, m), *sum);
+                let whole = turn(group).cast_const();
+                if x.wide(group) == 0 {
+                    self.add::<S, 1>(&x, group, whole, &mut sums);
+                } else {
+                    self.add::<S, 2>(&x, group, whole, &mut sums);
                 }
             }
             for (m, &sum) in sums.iter().enumerate() {
@@ -131,6 +143,38 @@ impl<P: IntegerPacking> Tiled<'_, P> {
                 } else {
                     S::store(kept.add(m * LANES), sum);
                 }
+            }
+        }
+    }
+
+    /// Adds the whole sums of a group, some of whose rows may have `BYTES` bytes, to the float sums.
+    ///
+    /// # Safety
+    ///
+    /// Rows and group exist, and their sums lie at `whole`.
+    #[inline(always)]
+    unsafe fn add<S: Simd, const BYTES: usize>(
+        &self,
+        x: &Rows,
+        group: usize,
+        whole: *const i32,
+        sums: &mut [S::F; SIDE],
+    ) {
+        // SAFETY: the caller's.
+        unsafe {
+            let numbers = P::numbers::<S>(self.chunk.part.matrix, self.panel, group);
+            let wide = x.wide(group);
+            for (m, sum) in sums.iter_mut().enumerate() {
+                let mut parts = x.starts::<S, P>(group, m);
+                for (part, start) in parts.iter_mut().enumerate().take(P::PARTS) {
+                    let high = whole.add(part * SUMS + m * LANES);
+                    let mut whole = S::load_i32(high);
+                    if BYTES == 2 && wide >> m & 1 != 0 {
+                        whole = joined::<S>(whole, S::load_i32(high.add(P::PARTS * SUMS)));
+                    }
+                    *start = if P::HAS_ZERO { S::add_i32(whole, *start) } else { whole };
+                }
+                *sum = x.add::<S, P>(parts, numbers, (group, m), *sum);
             }
         }
     }

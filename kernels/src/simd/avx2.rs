@@ -228,6 +228,10 @@ impl Simd for Avx2 {
         cpu!([_mm256_add_epi32(a[0], b[0]), _mm256_add_epi32(a[1], b[1])])
     }
     #[inline(always)]
+    fn times_128(v: I) -> I {
+        cpu!([_mm256_slli_epi32::<7>(v[0]), _mm256_slli_epi32::<7>(v[1])])
+    }
+    #[inline(always)]
     fn to_i32(v: F) -> I {
         cpu!([_mm256_cvtps_epi32(v[0]), _mm256_cvtps_epi32(v[1])])
     }

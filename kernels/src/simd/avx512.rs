@@ -168,6 +168,10 @@ impl Simd for Avx512 {
         cpu!(_mm512_add_epi32(a, b))
     }
     #[inline(always)]
+    fn times_128(v: __m512i) -> __m512i {
+        cpu!(_mm512_slli_epi32::<7>(v))
+    }
+    #[inline(always)]
     fn to_i32(v: __m512) -> __m512i {
         cpu!(_mm512_cvtps_epi32(v))
     }

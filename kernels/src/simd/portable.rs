@@ -175,6 +175,10 @@ impl Simd for Portable {
         lanes!(i => a[i].wrapping_add(b[i]))
     }
     #[inline(always)]
+    fn times_128(v: I) -> I {
+        lanes!(i => v[i].wrapping_mul(128))
+    }
+    #[inline(always)]
     fn to_i32(v: F) -> I {
         lanes!(i => v[i].round_ties_even() as i32)
     }

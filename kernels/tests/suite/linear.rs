@@ -1,16 +1,29 @@
 //! Packed linear layers against the plain product, and rows of a batch against the same rows alone.
 
 use half::bf16;
-use kernels::{Activations, Forms, Isa, LinearPart, PackedMatrix, Pool, TensorType, linear, reference};
+use kernels::{
+    Activations, Forms, Isa, LinearPart, PackedMatrix, Pool, Rounding, TensorType, linear, reference,
+};
 use proptest::{collection, prelude::*, sample};
 
-use crate::support::{TYPES, activations, bits, dequantize, floats, is_float, norm, pool, random, stored};
+use crate::{
+    rounding::with_outliers,
+    support::{TYPES, activations, bits, dequantize, floats, is_float, norm, pool, random, rounded, stored},
+};
 
 /// What `out` holds where no part writes.
 pub(crate) const UNTOUCHED: f32 = 12345.0;
 
+/// Ways of rounding activations, and from which part of a row's mean on, by the words of `activations.rs`, a group is wide.
+pub(crate) const ROUNDINGS: [(Rounding, f32); 4] = [
+    (Rounding::INT8, f32::INFINITY),
+    (Rounding::wide_above(1.0), 1.0),
+    (Rounding::wide_above(4.0), 4.0),
+    (Rounding::INT15, 0.0),
+];
+
 /// Columns of `out` left free before each part.
-const GAP: usize = 3;
+pub(crate) const GAP: usize = 3;
 
 pub(crate) struct Part {
     pub(crate) kind: TensorType,
@@ -26,6 +39,8 @@ pub(crate) struct Layers {
     pub(crate) parts: Vec<Part>,
     pub(crate) width: usize,
     pub(crate) stride: usize,
+    /// Which of [`ROUNDINGS`].
+    rounding: usize,
 }
 
 impl Layers {
@@ -45,16 +60,20 @@ impl Layers {
                 column,
             }
         });
-        Self { parts: parts.collect(), width, stride: stride + GAP }
+        Self { parts: parts.collect(), width, stride: stride + GAP, rounding: 1 }
     }
 
     pub(crate) fn forms(&self) -> Forms {
         self.parts.iter().fold(Forms::default(), |forms, part| forms.and(part.matrix.forms()))
     }
 
+    pub(crate) fn rounding(self, rounding: usize) -> Self {
+        Self { rounding, ..self }
+    }
+
     pub(crate) fn run(&self, pool: &mut Pool, isa: Isa, x: &[f32]) -> Vec<f32> {
         let rows = x.len() / self.width;
-        let x = activations(pool, isa, x, rows, self.forms());
+        let x = rounded(pool, isa, x, rows, self.forms(), ROUNDINGS[self.rounding].0);
         let mut out = vec![UNTOUCHED; rows * self.stride];
         linear(pool, isa, &x, &self.parts(), &mut out, self.stride);
         out
@@ -68,7 +87,7 @@ impl Layers {
     fn judge(&self, x: &[f32], out: &[f32], what: &str) {
         let mut written = vec![false; self.stride];
         for part in &self.parts {
-            part.judge(x, out, self.stride, what);
+            part.judge(x, out, (self.stride, ROUNDINGS[self.rounding].1), what);
             written[part.column..part.column + part.matrix.rows()].fill(true);
         }
         for (i, value) in out.iter().enumerate().filter(|(i, _)| !written[i % self.stride]) {
@@ -84,7 +103,7 @@ impl Part {
 
     /// Two judgements. Against the stored weights and the activations as given, the error is that of rounding the
     /// activations. Against the packed weights and the activations as they enter, only that of summing.
-    fn judge(&self, x: &[f32], out: &[f32], stride: usize, what: &str) {
+    fn judge(&self, x: &[f32], out: &[f32], (stride, wide_above): (usize, f32), what: &str) {
         let (outputs, width) = (self.matrix.rows(), self.matrix.columns());
         let rows = x.len() / width;
         let plain = reference::linear(x, &self.weights, rows, outputs, width);
@@ -95,7 +114,11 @@ impl Part {
             for (r, x) in x.chunks_exact(width).enumerate() {
                 let got = f64::from(out[r * stride + self.column + o]) - f64::from(bias);
                 let length = norm(x) * norm(&packed) + f64::from(bias.abs());
-                let entering: f64 = entering(self.kind, x).zip(&packed).map(|(x, &w)| x * f64::from(w)).sum();
+                let entering: f64 = entering(self.kind, x, wide_above)
+                    .iter()
+                    .zip(&packed)
+                    .map(|(x, &w)| x * f64::from(w))
+                    .sum();
                 let what = || format!("{what}: {:?}, row {r} of {rows}, output {o} of {outputs}", self.kind);
                 // Products, not quotients: few weights can be all zeros, and then nothing but zero is right.
                 let off = (got - entering).abs();
@@ -107,7 +130,7 @@ impl Part {
                 let plain = f64::from(plain[r * outputs + o]);
                 let off = (got - plain).abs();
                 assert!(
-                    off <= tolerance(self.kind) * length,
+                    off <= tolerance(self.kind, wide_above) * length,
                     "{}: {got}, not {plain}: {off:e} off, of {length:e}",
                     what()
                 );
@@ -117,27 +140,36 @@ impl Part {
 }
 
 /// The largest error, relative to the lengths of the row and the weights, that rounding the activations may cause.
-fn tolerance(kind: TensorType) -> f64 {
+fn tolerance(kind: TensorType, wide_above: f32) -> f64 {
     match kind {
         TensorType::F32 | TensorType::F16 => 1e-5,
         // bf16 keeps 8 bits: half a unit of the last is at most 2^-8 of an activation.
         TensorType::Bf16 => 2.0f64.powi(-8) + 1e-5,
+        // Of 15 bits a hundredth of what it may be of 8: scales of weights have 11.
+        _ if wide_above == 0.0 => 5e-4,
         // A byte is off by at most 1/254 of its group's largest magnitude.
         _ => 1e-2,
     }
 }
 
 /// A row of activations as the weights of `kind` meet it, by the words of `activations.rs`.
-fn entering(kind: TensorType, x: &[f32]) -> Box<dyn Iterator<Item = f64> + '_> {
+fn entering(kind: TensorType, x: &[f32], wide_above: f32) -> Vec<f64> {
     match kind {
-        TensorType::F32 | TensorType::F16 => Box::new(x.iter().map(|&x| f64::from(x))),
-        TensorType::Bf16 => Box::new(x.iter().map(|&x| bf16::from_f32(x).to_f64())),
-        _ => Box::new(x.chunks(32).flat_map(|group| {
-            let largest = group.iter().fold(0.0f32, |m, x| m.max(x.abs()));
-            let inverse = if largest > 0.0 { 127.0 / largest } else { 0.0 };
-            let byte = move |&x: &f32| f64::from((x * inverse).round_ties_even());
-            group.iter().map(move |x| byte(x) * f64::from(largest / 127.0))
-        })),
+        TensorType::F32 | TensorType::F16 => x.iter().map(|&x| f64::from(x)).collect(),
+        TensorType::Bf16 => x.iter().map(|&x| bf16::from_f32(x).to_f64()).collect(),
+        _ => {
+            let largest = |group: &[f32]| group.iter().fold(0.0f32, |m, x| m.max(x.abs()));
+            let squares: f32 = x.chunks(32).map(|group| largest(group).powi(2)).sum();
+            let bound = squares * (wide_above / (x.len() / 32) as f32);
+            let entering = |group: &[f32]| {
+                let largest = largest(group);
+                let limit = if largest.powi(2) > bound { 127.0 * 128.0 + 63.0 } else { 127.0 };
+                let inverse = if largest > 0.0 { limit / largest } else { 0.0 };
+                let number = |&x: &f32| f64::from((x * inverse).round_ties_even());
+                group.iter().map(|x| number(x) * f64::from(largest / limit)).collect::<Vec<_>>()
+            };
+            x.chunks(32).flat_map(entering).collect()
+        }
     }
 }
 
@@ -155,10 +187,11 @@ proptest! {
         shapes in collection::vec((sample::select(TYPES.to_vec()), 1usize..=70), 1..=3),
         step in 1usize..=3,
         rows in 1usize..=70,
+        rounding in 0..ROUNDINGS.len(),
         seed: u64,
     ) {
         let width = width_for(&shapes, step);
-        let layers = Layers::random(&shapes, width, seed);
+        let layers = Layers::random(&shapes, width, seed).rounding(rounding);
         let x = floats(&mut random(!seed), rows * width);
         for isa in Isa::available() {
             let out = layers.run(&mut pool(1), isa, &x);
@@ -190,8 +223,13 @@ pub(crate) fn one_of_each() -> Layers {
 
 #[test]
 fn a_row_of_a_batch_has_the_bits_it_has_alone_on_any_number_of_threads() {
-    let layers = one_of_each();
-    let x = floats(&mut random(12), 131 * layers.width);
+    for rounding in [0, 1, 3] {
+        check_batches(&one_of_each().rounding(rounding));
+    }
+}
+
+fn check_batches(layers: &Layers) {
+    let x = with_outliers(floats(&mut random(12), 131 * layers.width));
     let pools = &mut [pool(1), pool(2), pool(3)];
     for isa in Isa::available() {
         let alone: Vec<Vec<u32>> =
@@ -346,7 +384,7 @@ fn no_rows_and_no_parts_are_nothing_to_do() {
     let pool = &mut pool(2);
     let mut x = Activations::default();
     x.reshape(0, layers.width);
-    x.prepare(pool, Isa::best(), layers.forms());
+    x.prepare(pool, Isa::best(), layers.forms(), Rounding::INT8);
     linear(pool, Isa::best(), &x, &layers.parts(), &mut [], layers.stride);
     x.reshape(1, layers.width);
     linear(pool, Isa::best(), &x, &[], &mut [], 0);

@@ -13,4 +13,5 @@ mod lora_layout;
 mod pieces;
 mod pool;
 mod quantized;
+mod rounding;
 mod support;

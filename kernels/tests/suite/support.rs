@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use half::{bf16, f16};
 use kernels::{
-    Activations, Forms, Isa, Pool, TensorType,
+    Activations, Forms, Isa, Pool, Rounding, TensorType,
     lora::{LoraMatrix, LoraPrecision, MatrixLayout, SharedBytes},
     quant,
 };
@@ -94,7 +94,7 @@ pub(crate) fn dequantize(kind: TensorType, data: &[u8], elements: usize) -> Vec<
     values
 }
 
-/// `values` as `rows` rows of activations in `forms`.
+/// `values` as `rows` rows of activations in `forms`, some of whose groups are wide.
 pub(crate) fn activations(
     pool: &mut Pool,
     isa: Isa,
@@ -102,10 +102,22 @@ pub(crate) fn activations(
     rows: usize,
     forms: Forms,
 ) -> Activations {
+    rounded(pool, isa, values, rows, forms, Rounding::wide_above(1.0))
+}
+
+/// The same, rounded as `rounding` says.
+pub(crate) fn rounded(
+    pool: &mut Pool,
+    isa: Isa,
+    values: &[f32],
+    rows: usize,
+    forms: Forms,
+    rounding: Rounding,
+) -> Activations {
     let mut x = Activations::default();
     x.reshape(rows, values.len() / rows);
     x.values_mut().copy_from_slice(values);
-    x.prepare(pool, isa, forms);
+    x.prepare(pool, isa, forms, rounding);
     x
 }
 

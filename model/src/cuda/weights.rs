@@ -179,6 +179,7 @@ fn site(parts: &[Loaded], kind: NumberKind) -> Site {
         parts: parts.iter().map(part).collect(),
         // Activations of 16 bits are rounded.
         fast_is_linear: kind == NumberKind::F32,
+        rounding: None,
     }
 }
 

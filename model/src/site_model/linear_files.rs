@@ -239,7 +239,7 @@ impl LinearFiles {
         let packed = pack_all(&self.layers, elements, threads, told, |arena, layer| {
             self.pack_layer(arena, layer).map(|linear| vec![linear])
         })?;
-        Ok(SiteWeights::new(packed))
+        Ok(SiteWeights::new(packed, None))
     }
 
     fn pack_layer(&self, arena: &Arena, layer: &Layer) -> Result<Linear, SiteModelError> {

@@ -108,7 +108,7 @@ impl FirstLayers {
             }
         };
         let sites = blocks.iter().flatten().cloned().chain([head]).collect();
-        let (sites, config) = (SiteWeights::new(sites), shape.config(base));
+        let (sites, config) = (SiteWeights::new(sites, Some(wanted)), shape.config(base));
         Ok(Self { sites, embedding, config, own_bytes })
     }
 }

@@ -9,6 +9,7 @@ use kernels::{
 
 use crate::{
     cpu::Compute,
+    precision::Precision,
     sites::{Site, SiteCall, SiteId, SiteOp, SitePart, SitePath},
 };
 
@@ -29,13 +30,21 @@ pub struct SiteWeights {
     sites: Vec<Site>,
     /// The linear layers of each site.
     layers: Vec<Vec<Linear>>,
+    blocks: Option<usize>,
 }
 
 impl SiteWeights {
-    /// Takes the linear layers of each site; those of a site have the same input.
-    pub(crate) fn new(layers: Vec<Vec<Linear>>) -> Self {
-        let sites = layers.iter().map(|layers| site(layers)).collect();
-        Self { sites, layers }
+    /// Takes the linear layers of each site; those of a site have the same input. Of a known architecture they are the groups of
+    /// so many `blocks`.
+    pub(crate) fn new(layers: Vec<Vec<Linear>>, blocks: Option<usize>) -> Self {
+        let mut sites: Vec<_> = layers.iter().map(|layers| site(layers)).collect();
+        Precision::default().apply(&mut sites, blocks);
+        Self { sites, layers, blocks }
+    }
+
+    /// Computes with `precision` from now on.
+    pub(crate) fn set_precision(&mut self, precision: Precision) {
+        precision.apply(&mut self.sites, self.blocks);
     }
 
     /// The sites there are.
@@ -114,13 +123,17 @@ pub(crate) fn evaluate(
         SiteCall { op: SiteOp::Backward, .. } => {
             linear_transposed(pool, *isa, x.values(), rows, inputs, parts, from, out);
         }
-        // Where the fast path rounds nothing, it is the linear one: both give the same bits.
-        SiteCall { path: SitePath::Linear, .. } if !site.fast_is_linear => {
-            linear_unrounded(pool, *isa, x, parts, out, outputs);
-        }
         _ => {
+            let rounding = site.rounding.filter(|_| call.path == SitePath::Fast);
             let forms = parts.iter().fold(Forms::default(), |forms, part| forms.and(part.matrix.forms()));
-            x.prepare(pool, *isa, forms);
+            match rounding {
+                Some(rounding) => x.prepare(pool, *isa, forms, rounding),
+                // Weights that round nothing have the same bits by either way, and the first is the faster one.
+                None if forms != Forms::default() => {
+                    return linear_unrounded(pool, *isa, x, parts, out, outputs);
+                }
+                None => {}
+            }
             linear(pool, *isa, x, parts, out, outputs);
         }
     }
@@ -136,5 +149,6 @@ fn site(layers: &[Linear]) -> Site {
         columns: layers.first().map_or(0, |linear| linear.matrix.columns()),
         parts: layers.iter().map(part).collect(),
         fast_is_linear: layers.iter().all(|linear| linear.matrix.is_exact()),
+        rounding: None,
     }
 }

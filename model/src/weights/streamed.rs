@@ -37,6 +37,7 @@ use self::{
 };
 use crate::{
     cpu::Compute,
+    precision::Precision,
     shape::{
         config::ModelConfig,
         layout::{LinearGroup, group_targets},
@@ -148,8 +149,14 @@ impl StreamedLayers {
             false => Some(Window::new(&file, &figures, streamed, options.readahead, options.pace)?),
         };
         let config = source.config().clone();
-        let (sites, biases) = sites(source, &file)?;
+        let (mut sites, biases) = sites(source, &file)?;
+        Precision::default().apply(&mut sites, Some(config.layers));
         Ok(Self { sites, biases, config, file, pinned, window, figures, bytes: plan.bytes })
+    }
+
+    /// Computes with `precision` from now on.
+    pub fn set_precision(&mut self, precision: Precision) {
+        precision.apply(&mut self.sites, Some(self.config.layers));
     }
 
     /// What is pinned, to be shared: the first blocks, as far as no other is missing between them, and the head, which is the token
@@ -365,7 +372,7 @@ fn sites(source: &dyn WeightSource, file: &PackedFile) -> Result<(Vec<Site>, Bia
             of_site.push(bias);
             (columns, is_exact, matrix) = (form.columns(), is_exact && form.is_exact(), matrix + 1);
         }
-        sites.push(Site { columns, parts, fast_is_linear: is_exact });
+        sites.push(Site { columns, parts, fast_is_linear: is_exact, rounding: None });
         biases.push(of_site);
     }
     Ok((sites, biases))

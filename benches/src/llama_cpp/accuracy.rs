@@ -1,0 +1,208 @@
+//! What rounding costs in exactness: the distributions of the next token beside those that the same weights give where nothing is
+//! rounded, ours and llama.cpp's, each judged by its own f32 pass over the dequantized file.
+//!
+//! KL(f32 || rounded) over the whole vocabulary, at the places that `llama-perplexity --kl-divergence` judges: the second half of
+//! each stretch of [`STRETCH`] tokens. Text that no model has seen: this repository's own guides.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use files::gguf::GgufFile;
+use ids::BlockId;
+use model::{
+    forward::{BLOCK_TOKENS, ForwardPass, LogitRows, SequenceSlice},
+    precision::Precision,
+    resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
+    sources::{dequantized::Dequantized, gguf::GgufSource},
+};
+use text::tokenizer::{AddSpecial, ParseSpecial, Tokenizer};
+
+use super::setup::Setup;
+use crate::{
+    measure::{Samples, alternate},
+    ours::{Helper, Load, Ours as _},
+    peer::Weights,
+    report::{Better, Comparison, Rival, Target},
+};
+
+/// Tokens that are read together.
+const STRETCH: usize = 512;
+/// How many such stretches.
+const STRETCHES: usize = 8;
+
+const TEXT: &str = concat!(
+    include_str!("../../../docs/guides/security.md"),
+    include_str!("../../../docs/guides/services.md"),
+    include_str!("../../../docs/guides/split.md"),
+    include_str!("../../../docs/guides/streaming.md"),
+);
+
+/// Formats besides the shipped one that llama.cpp's tool makes of it.
+const FORMATS: [&str; 4] = ["Q4_0", "Q4_K_M", "Q6_K", "Q8_0"];
+
+/// Of llama.cpp's divergence, what ours is to be at most with the default, and what that may cost beside `int8`.
+const MOST_DIVERGENCE: f64 = 0.25;
+const LEAST_DECODE: f64 = 0.95;
+const LEAST_PREFILL: f64 = 0.85;
+
+const PRECISIONS: [(&str, Precision); 3] =
+    [("int8", Precision::Int8), ("mixed", Precision::Mixed), ("int15", Precision::Int15)];
+
+/// Every comparison of this benchmark.
+pub(super) fn run(setup: &Setup) -> Result<Vec<Comparison>> {
+    let shipped = setup.peer.shipped.clone();
+    let others = FORMATS.map(|format| setup.peer.requantized(&setup.config, format));
+    let mut comparisons = Vec::new();
+    for weights in [Ok(shipped)].into_iter().chain(others) {
+        comparisons.extend(divergences(setup, &weights?)?);
+    }
+    comparisons.extend(rates(setup)?);
+    Ok(comparisons)
+}
+
+/// Ours with each precision beside llama.cpp on the same file.
+fn divergences(setup: &Setup, weights: &Weights) -> Result<Vec<Comparison>> {
+    let text = setup.temporary("held-out.txt");
+    std::fs::write(&text, TEXT).with_context(|| format!("cannot write {}", text.display()))?;
+    let exact = setup.peer.dequantized(&setup.config, weights)?;
+    let theirs = setup.peer.divergence(weights, &exact, &text, [STRETCH, STRETCHES])?;
+    let judge = Judge::new(&weights.file, setup.config.threads)?;
+    let row = |(name, precision)| {
+        let ours = Samples::new(vec![1000.0 * judge.divergence(precision)?])?;
+        let samples = Samples::new(vec![1000.0 * theirs])?;
+        let rival = Rival { name: "llama-perplexity".to_owned(), format: weights.format.clone(), samples };
+        let target = (precision == Precision::default()).then_some(Target::ShareAtMost(MOST_DIVERGENCE));
+        let case = format!("divergence from f32, {name}");
+        Ok(Comparison {
+            bench: "accuracy",
+            case,
+            unit: "nats/1000",
+            better: Better::Lower,
+            ours,
+            rival,
+            target,
+        })
+    };
+    PRECISIONS.into_iter().map(row).collect()
+}
+
+/// What each precision costs, beside `int8`.
+fn rates(setup: &Setup) -> Result<Vec<Comparison>> {
+    const PROMPT: Load = Load { prompt_tokens: 512, generated_tokens: 0, streams: 1 };
+    const ALONE: Load = Load { prompt_tokens: 16, generated_tokens: 128, streams: 1 };
+    const EIGHT: Load = Load { streams: 8, ..ALONE };
+    let rate = |precision: &'static str| {
+        let helper = Helper::new(&setup.config.ours, &setup.config.model, setup.config.threads);
+        let helper = helper.with_precision(precision);
+        move |_| {
+            let [prompt, alone, eight] = [PROMPT, ALONE, EIGHT].map(|load| helper.rates(load));
+            Ok([prompt?.prefill_tokens_per_s, alone?.decode_tokens_per_s, eight?.decode_tokens_per_s])
+        }
+    };
+    let ways = [Box::new(rate("int8")) as Box<dyn FnMut(usize) -> Result<[f64; 3]>>, Box::new(rate("mixed"))];
+    let [int8, mixed] = alternate(setup.config.runs, ways)?;
+    let cases = [
+        ("a prompt of 512, mixed", LEAST_PREFILL),
+        ("one stream, mixed", LEAST_DECODE),
+        ("8 streams, mixed", LEAST_DECODE),
+    ];
+    let row = |(at, (case, least)): (usize, (&str, f64))| {
+        let rival = Rival {
+            name: "int8".to_owned(),
+            format: setup.peer.shipped.format.clone(),
+            samples: Samples::of(&int8, |rates| rates[at])?,
+        };
+        Ok(Comparison {
+            bench: "accuracy",
+            case: case.to_owned(),
+            unit: "tokens/s",
+            better: Better::Higher,
+            ours: Samples::of(&mixed, |rates| rates[at])?,
+            rival,
+            target: Some(Target::RatioAtLeast(least)),
+        })
+    };
+    cases.into_iter().enumerate().map(row).collect()
+}
+
+/// A file's own weights, dequantized, and what they give where nothing is rounded.
+struct Judge<'a> {
+    file: &'a Path,
+    threads: usize,
+    stretches: Vec<Vec<u32>>,
+    /// Logits of the places that are judged, of each stretch.
+    expected: Vec<Vec<f32>>,
+}
+
+impl<'a> Judge<'a> {
+    fn new(file: &'a Path, threads: usize) -> Result<Self> {
+        let tokenizer = Tokenizer::from_gguf(&GgufFile::open(file)?)?;
+        let tokens = tokenizer.encode(TEXT, AddSpecial::No, ParseSpecial::No)?;
+        let stretches: Vec<_> = tokens.chunks_exact(STRETCH).take(STRETCHES).map(<[u32]>::to_vec).collect();
+        ensure!(stretches.len() == STRETCHES, "the text has only {} tokens", tokens.len());
+        let weights = LoadedWeights::load(&Dequantized(GgufSource::open(file)?), threads)?;
+        let mut model = resident(weights)?;
+        let expected = stretches.iter().map(|tokens| judged(&mut model, tokens)).collect();
+        Ok(Self { file, threads, stretches, expected })
+    }
+
+    /// The mean divergence of what `precision` gives, in nats.
+    fn divergence(&self, precision: Precision) -> Result<f64> {
+        let weights = LoadedWeights::load(&GgufSource::open(self.file)?, self.threads)?;
+        let mut model = resident(weights.with_precision(precision))?;
+        let vocabulary = model.vocab_size();
+        let (mut sum, mut places) = (0.0, 0);
+        for (tokens, expected) in self.stretches.iter().zip(&self.expected) {
+            let got = judged(&mut model, tokens);
+            for (got, expected) in got.chunks(vocabulary).zip(expected.chunks(vocabulary)) {
+                sum += divergence(expected, got);
+                places += 1;
+            }
+        }
+        Ok(sum / f64::from(places))
+    }
+}
+
+fn resident(weights: LoadedWeights) -> Result<ResidentModel> {
+    let kv_bytes = weights.kv_shape(KvDtype::Auto).block_bytes() * STRETCH.div_ceil(BLOCK_TOKENS);
+    let options = ResidentOptions { cores: Vec::new(), kv_bytes, kv_dtype: KvDtype::Auto };
+    Ok(ResidentModel::new(weights, &options)?)
+}
+
+/// Logits of the places of `tokens` that are judged: of those in the second half whose next token is there.
+fn judged(model: &mut ResidentModel, tokens: &[u32]) -> Vec<f32> {
+    let blocks: Vec<BlockId> = (0..).map(BlockId).take(tokens.len().div_ceil(BLOCK_TOKENS)).collect();
+    let mut logits = Vec::new();
+    let (trunk, logit_rows) = (&[][..], LogitRows::All);
+    let slice = SequenceSlice { trunk, tokens, start: 0, blocks: &blocks, adapter: None, logits: logit_rows };
+    model.forward(&[slice], &mut logits);
+    let vocabulary = model.vocab_size();
+    logits[tokens.len() / 2 * vocabulary..(tokens.len() - 1) * vocabulary].to_vec()
+}
+
+/// KL(expected || got) of two rows of logits, in nats.
+fn divergence(expected: &[f32], got: &[f32]) -> f64 {
+    let normalizer = |logits: &[f32]| {
+        let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        f64::from(largest) + logits.iter().map(|&x| f64::from(x - largest).exp()).sum::<f64>().ln()
+    };
+    let (all, ours) = (normalizer(expected), normalizer(got));
+    let of = |(&expected, &got): (&f32, &f32)| {
+        let (expected, got) = (f64::from(expected) - all, f64::from(got) - ours);
+        expected.exp() * (expected - got)
+    };
+    expected.iter().zip(got).map(of).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_divergence_is_that_of_the_distributions_and_not_of_the_logits() {
+        assert!(divergence(&[1.0, 2.0, 3.0], &[4.0, 5.0, 6.0]).abs() < 1e-12);
+        // ln 2 of a certain token that is given a half.
+        let certain = divergence(&[50.0, 0.0], &[0.0, 0.0]);
+        assert!((certain - 2.0f64.ln()).abs() < 1e-9, "{certain}");
+    }
+}
