@@ -95,7 +95,7 @@ pub(crate) enum Name {
 }
 
 impl Name {
-    const EACH: [Self; 28] = [
+    const EACH: [Self; 29] = [
         Self::Limits,
         Self::Decode,
         Self::Prefill,
