@@ -28,6 +28,32 @@ need_build_tools() {
     need python3 "apt install python3"
 }
 
+# What a deployment runs, and what a person runs beside it.
+readonly programs_of_a_deployment=(holobiont gateway base-executor lora-worker holobiont-client holobiont-trainer)
+
+# build PROFILE PROGRAM...: builds programs, and nothing else. By their names and not by `--package`: cargo then chooses
+# the features of what they are made of for the whole workspace, so all builds share what is compiled.
+build() {
+    local profile=$1
+    shift
+    cargo build --quiet --profile "$profile" --manifest-path "$root/Cargo.toml" "${@/#/--bin=}" >&2
+}
+
+# build_small PROGRAM...: builds for use. Debug information, most of a program, goes into PROGRAM.debug beside it, where
+# debuggers find it, and backtraces do.
+build_small() {
+    build release "$@"
+    local program
+    for program in "${@/#/$target_dir/release/}"; do
+        # Cargo puts the whole program back whenever it is asked for it.
+        [[ $(readelf --sections --wide "$program") != *.gnu_debuglink* ]] || continue
+        objcopy --only-keep-debug --compress-debug-sections=zlib "$program" "$program.debug"
+        objcopy --strip-debug --add-gnu-debuglink="$program.debug" "$program" "$program.small"
+        # In one step, and not in place: cargo has a link to the whole program, and somebody may be running it.
+        mv "$program.small" "$program"
+    done
+}
+
 # Prints a Python that has pip: python3 itself, or that of a virtual environment made for the purpose.
 python_with_pip() {
     local python=$root/.venv/bin/python

@@ -22,8 +22,9 @@ use policy::perf::{ColdPrefill, Decision, Hands, LayerWork, PerfModel, cores_for
 /// Rows of a slice that one core is timed with.
 const SLICE_ROWS: [usize; 3] = [1, 16, 64];
 
-/// Tokens of the passes that the base is timed with.
-const PASS_TOKENS: [usize; 3] = [1, 16, 32];
+/// Tokens of the passes that the base is timed with: as few as give a line, since nothing is served meanwhile. Whatever is
+/// computed later makes it better.
+const PASS_TOKENS: [usize; 2] = [1, 16];
 
 /// The rank for which the log tells how many tokens a core keeps up with.
 const USUAL_RANK: usize = 16;

@@ -72,6 +72,8 @@ pub(crate) enum Name {
     Far,
     /// A base that comes from a disk, beside one in memory.
     Stream,
+    /// The pass on more cores than there are, rehearsed and simulated.
+    ManyCores,
     /// A GPU's decode steps, beside its memory's bandwidth and PyTorch.
     CudaDecode,
     /// A GPU's long prompts, beside the rate of its matrix unit.
@@ -93,7 +95,7 @@ pub(crate) enum Name {
 }
 
 impl Name {
-    const EACH: [Self; 28] = [
+    const EACH: [Self; 29] = [
         Self::Limits,
         Self::Decode,
         Self::Prefill,
@@ -122,6 +124,7 @@ impl Name {
         Self::Fairness,
         Self::Far,
         Self::Stream,
+        Self::ManyCores,
     ];
 
     /// Whether it is measured on a GPU, with weights of its own.

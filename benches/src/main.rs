@@ -6,7 +6,8 @@
 //! - [`limits`] (what the machine can do), [`llama_cpp`] (beside its tools and its server), [`xab`], [`board`], [`cold`] (cold starts, decode in their modes,
 //!   and the crossover), [`executors`], [`far`] (one on another host), [`split`] (split clients: rate and calls, batching, beside resident requests,
 //!   masking), [`gpu`], [`reality`] and [`fleet`] (the simulator beside what it simulates), [`fairness`] (tenants beside each other),
-//!   [`perf_model`] (what ranks cost), [`stream`] (a base that comes from a disk): the benchmarks;
+//!   [`perf_model`] (what ranks cost), [`stream`] (a base that comes from a disk),
+//!   [`many_cores`] (the pass on more cores than there are): the benchmarks;
 //! - [`ours`] and [`peer`]: how each side is driven, by its measuring command and as a server;
 //! - [`measure`], [`report`], [`plot`]: alternation, medians and spreads, and the rows and pictures they become;
 //! - [`planted`]: a draft that is told the answer; [`http`], [`lora`], [`adapters`], [`workload`], [`arrivals`]: streamed requests, generated adapters, in files and in memory, prompts
@@ -31,6 +32,7 @@ mod limits;
 mod llama_cpp;
 mod lora;
 mod machine;
+mod many_cores;
 mod measure;
 mod ours;
 mod peer;

@@ -7,7 +7,7 @@ use crate::{
     config::{Config, Name},
     executors, fairness, far, fleet, gpu, limits, llama_cpp,
     machine::Cores,
-    perf_model, reality,
+    many_cores, perf_model, reality,
     report::{Comparison, Outcome},
     split, stream, tune, xab,
 };
@@ -79,6 +79,7 @@ fn measure_alone(name: Name, config: &Config, cores: &Cores) -> Result<Vec<Compa
         Name::Fairness => fairness::run(config, cores),
         Name::Fleet => fleet::run(config, cores),
         Name::Far => far::run(config, cores),
+        Name::ManyCores => many_cores::run(config, cores),
         Name::Stream => stream::run(config, cores),
         _ => Ok(Vec::new()),
     }

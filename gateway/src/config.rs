@@ -123,7 +123,7 @@ pub enum ConfigError {
 pub struct Config {
     /// The executors; at least one.
     pub executors: Vec<Address>,
-    /// The model of executors on other hosts: its text is read here.
+    /// The model that executors are expected to have; that of those on other hosts is read here.
     pub model: Option<String>,
     /// Where to serve HTTP.
     pub listen: SocketAddr,

@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-use files::location::{self, HubAccess, HubSettings};
+use files::location::{self, HubAccess, HubSettings, LocationError};
 use shmproto::message::Welcome;
 use tokio::{sync::watch, task::JoinSet, time::timeout};
 
@@ -72,8 +72,8 @@ pub struct Lifecycle {
     registry: Arc<Registry>,
     load_text: LoadText,
     served_model_name: Option<String>,
-    /// The model of executors on other hosts.
-    far_model: Option<String>,
+    /// The model that executors are expected to have.
+    model: Option<String>,
     /// Loaded the first time, then in the registry.
     start_adapters: tokio::sync::Mutex<Vec<StartAdapter>>,
     status: watch::Sender<Status>,
@@ -104,7 +104,7 @@ impl Lifecycle {
             registry,
             load_text,
             served_model_name: config.served_model_name.clone(),
-            far_model: config.model.clone(),
+            model: config.model.clone(),
             start_adapters: tokio::sync::Mutex::new(config.adapters.clone()),
             status,
             text: tokio::sync::Mutex::default(),
@@ -116,6 +116,7 @@ impl Lifecycle {
     /// Runs until the executors' handles are closed. Fails if a start cannot succeed.
     pub async fn run(self) -> Result<(), StartError> {
         let shared = Arc::new(self);
+        tokio::spawn(Arc::clone(&shared).read_ahead());
         let mut followed = JoinSet::new();
         for index in 0..shared.executors.all().len() {
             followed.spawn(Follower { shared: Arc::clone(&shared), index, was_ready: false }.run());
@@ -174,6 +175,17 @@ impl Lifecycle {
         Ok(text.as_ref().filter(belongs).map(|loaded| Arc::clone(&loaded.text)))
     }
 
+    /// Reads the text of the model that executors are expected to have, while they load it. If theirs is another, or this
+    /// cannot be read, nothing is lost: text is read again once they say what they have, and what is wrong is said then.
+    async fn read_ahead(self: Arc<Self>) {
+        let Some(path) = self.model.as_deref().and_then(|model| resolved(model).ok()) else { return };
+        let mut text = self.text.lock().await;
+        let load = Arc::clone(&self.load_text);
+        if let Ok(Ok(loaded)) = thread::run("tokenizer", move || load(&path)).await {
+            text.get_or_insert(loaded);
+        }
+    }
+
     async fn load_start_adapters(&self, base_name: &str) -> Result<(), StartError> {
         let mut adapters = self.start_adapters.lock().await;
         for adapter in std::mem::take(&mut *adapters) {
@@ -182,6 +194,12 @@ impl Lifecycle {
         }
         Ok(())
     }
+}
+
+/// Where a model is on this host.
+fn resolved(model: &str) -> Result<PathBuf, LocationError> {
+    let offline = HubSettings { access: HubAccess::Offline, ..HubSettings::from_env() };
+    location::resolve(model, &offline)
 }
 
 /// Why a model's text cannot be served.
@@ -294,7 +312,7 @@ impl Follower {
     /// The model's text. An executor of this host says where its model is; what one of another host would say means nothing
     /// here, and whatever is wrong with ours is no reason to end.
     async fn text(&self, welcome: &Welcome) -> Result<Arc<dyn Text>, NoText> {
-        let far_model = self.shared.far_model.as_deref().filter(|_| self.member().executor().far().is_some());
+        let far_model = self.shared.model.as_deref().filter(|_| self.member().executor().far().is_some());
         let Some(model) = far_model else {
             let path = PathBuf::from(&welcome.model_path);
             let text = self.shared.text_of(path.clone(), welcome).await.map_err(NoText::Never)?;
@@ -304,8 +322,7 @@ impl Follower {
         let unread = |error: &dyn std::error::Error| {
             NoText::Yet(format!("its model's text cannot be read on this host: {error}"))
         };
-        let offline = HubSettings { access: HubAccess::Offline, ..HubSettings::from_env() };
-        let path = location::resolve(model, &offline).map_err(|error| unread(&error))?;
+        let path = resolved(model).map_err(|error| unread(&error))?;
         let text = self.shared.text_of(path.clone(), welcome).await.map_err(|error| unread(&error))?;
         text.ok_or_else(|| NoText::other(&path, "give --model the same model as there"))
     }

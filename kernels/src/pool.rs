@@ -8,33 +8,25 @@
 //! Once that happens the caller works alone for a while: a neighbour then has a core, and so has the caller. The
 //! helpers are tried again after pauses that grow while the stalls go on.
 //!
-//! The state word holds the region's number in its upper half and the chunks left to claim in its lower half. A
-//! claim is a compare-and-swap that takes one chunk, so whoever succeeds knows that the region is still open, and
-//! it stays open until that chunk is reported done: only then may the job be read.
+//! [`shared`] is how chunks are claimed and threads wait for each other; [`rehearsal`] tells how work would be cut for more
+//! threads than there are.
+
+mod rehearsal;
+mod shared;
 
 use std::{
-    cell::UnsafeCell,
     fmt, io,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
-    },
+    sync::{Arc, atomic::Ordering},
     thread::JoinHandle,
     time::{Duration, Instant},
 };
 
-use rustix::thread::{CpuSet, futex, sched_setaffinity};
+use rustix::thread::{CpuSet, sched_setaffinity};
 
-/// How long an idle helper looks for the next region before it parks. Regions of a step follow each other within tens
-/// of microseconds; between steps others (a gateway) want the core more than a spinning helper does.
-const IDLE_SPIN: Duration = Duration::from_micros(60);
+pub use rehearsal::Region;
 
-/// How much of that a helper has its core to itself; then it lets others have the core between two looks. A split client on
-/// a helper's core would otherwise often wait for the spin's end before each of its calls (docs/performance/split.md).
-const SELFISH_SPIN: Duration = Duration::from_micros(10);
-
-/// How long the caller looks for the last chunk of a region before it parks.
-const JOIN_SPIN: Duration = Duration::from_micros(100);
+use rehearsal::Rehearsal;
+use shared::{Shared, WOKEN_AT_ONCE};
 
 /// A region is stalled if its last chunks take this much longer than the caller's own. A thread that only passes a
 /// message takes a core for less; a neighbour that computes takes it for a scheduler's slice of some milliseconds.
@@ -54,6 +46,7 @@ pub struct Pool {
     /// Where the thread that calls [`Pool::run`] goes; taken at its first call.
     callers_core: Option<usize>,
     help: Help,
+    rehearsal: Option<Rehearsal>,
 }
 
 /// Whether the helpers are worth their stalls.
@@ -87,34 +80,6 @@ impl Help {
     }
 }
 
-/// A region's work: a function of the chunk's index.
-type Job = *const (dyn Fn(usize) + Sync);
-
-#[repr(align(128))]
-struct Padded<T>(T);
-
-struct Shared {
-    /// `region << 32 | chunks left to claim`.
-    state: Padded<AtomicU64>,
-    /// Chunks claimed or claimable but not yet done. The caller waits for 0.
-    pending: Padded<AtomicU32>,
-    /// The caller is parked on `pending`.
-    caller_parked: AtomicBool,
-    /// Bumped at each region; helpers park on it.
-    doorbell: Padded<AtomicU32>,
-    parked_helpers: AtomicU32,
-    /// The open region's work and its number of chunks.
-    job: UnsafeCell<Option<(Job, usize)>>,
-    panicked: AtomicBool,
-    stop: AtomicBool,
-}
-
-// SAFETY: `job` is written only while no chunk is claimable and read only by holders of a claimed chunk; everything
-// else is atomic.
-unsafe impl Sync for Shared {}
-// SAFETY: the job pointer is only followed under the protocol above.
-unsafe impl Send for Shared {}
-
 impl Pool {
     /// A pool on `cores`: the thread that first calls [`Pool::run`] is pinned to the first, a helper to each other.
     ///
@@ -128,6 +93,7 @@ impl Pool {
             helpers: Vec::new(),
             callers_core: cores.first().copied(),
             help: Help::new(),
+            rehearsal: None,
         };
         for &core in cores.iter().skip(1) {
             let shared = Arc::clone(&pool.shared);
@@ -140,10 +106,30 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Threads that compute, the caller included.
+    /// Helpers that are woken by the caller, and by each other helper that wakes.
+    pub const WOKEN_AT_ONCE: usize = WOKEN_AT_ONCE as usize;
+
+    /// A pool without helpers that cuts work as one of `threads` would, and times it.
+    #[must_use]
+    pub fn rehearsal(threads: usize) -> Self {
+        Self {
+            shared: Arc::new(Shared::new()),
+            helpers: Vec::new(),
+            callers_core: None,
+            help: Help::new(),
+            rehearsal: Some(Rehearsal::new(threads)),
+        }
+    }
+
+    /// What was rehearsed since the last call, region by region; nothing of a pool that does not rehearse.
+    pub fn take_regions(&mut self) -> Vec<Region> {
+        self.rehearsal.as_mut().map(Rehearsal::take).unwrap_or_default()
+    }
+
+    /// Threads that compute, the caller included; of a rehearsal, that would.
     #[must_use]
     pub fn threads(&self) -> usize {
-        self.helpers.len() + 1
+        self.rehearsal.as_ref().map_or(self.helpers.len() + 1, |rehearsal| rehearsal.threads)
     }
 
     /// Runs `work(0)` to `work(chunks - 1)`, each once, on all threads, and returns when all are done.
@@ -156,10 +142,15 @@ impl Pool {
             // A core this process may not use costs speed, not correctness.
             let _ = pin(core);
         }
+        if let Some(rehearsal) = &mut self.rehearsal {
+            return rehearsal.run(chunks, work);
+        }
         if chunks <= 1 || self.helpers.is_empty() || self.help.is_paused() {
             return alone(chunks, &work);
         }
-        let count = u32::try_from(chunks).expect("a region has fewer than 2^32 chunks");
+        // The other half of the numbers is for claims that come too late.
+        let count = u32::try_from(chunks).ok().filter(|&chunks| chunks <= u32::MAX / 2);
+        let count = count.expect("a region has fewer than 2^31 chunks");
         self.shared.open(&work, count);
         let begin = Instant::now();
         self.shared.work_until_none_is_left();
@@ -191,150 +182,6 @@ impl fmt::Debug for Pool {
     }
 }
 
-impl Shared {
-    fn new() -> Self {
-        Self {
-            state: Padded(AtomicU64::new(0)),
-            pending: Padded(AtomicU32::new(0)),
-            caller_parked: AtomicBool::new(false),
-            doorbell: Padded(AtomicU32::new(0)),
-            parked_helpers: AtomicU32::new(0),
-            job: UnsafeCell::new(None),
-            panicked: AtomicBool::new(false),
-            stop: AtomicBool::new(false),
-        }
-    }
-
-    /// Publishes a region. Only the pool's owner calls this, and only when no region is open.
-    fn open<'a>(&self, work: &'a (dyn Fn(usize) + Sync + 'a), chunks: u32) {
-        // SAFETY: the lifetime is erased; `run` does not return before every chunk is done, and the pointer is only
-        // followed by holders of a chunk.
-        let job: Job = unsafe { std::mem::transmute::<*const (dyn Fn(usize) + Sync + 'a), Job>(work) };
-        // SAFETY: no chunk is claimable, so nobody reads the cell.
-        unsafe { *self.job.get() = Some((job, chunks as usize)) };
-        self.pending.0.store(chunks, Ordering::Relaxed);
-        let region = (self.state.0.load(Ordering::Relaxed) >> 32) + 1;
-        // SYNC POINT region-open: releases the job and `pending` to whoever claims a chunk.
-        self.state.0.store(region << 32 | u64::from(chunks), Ordering::Release);
-        self.ring();
-    }
-
-    /// Tells helpers that there is something to see.
-    fn ring(&self) {
-        // SeqCst on both sides: either the helper sees the new doorbell before it parks, or it is counted here.
-        self.doorbell.0.fetch_add(1, Ordering::SeqCst);
-        if self.parked_helpers.load(Ordering::SeqCst) > 0 {
-            let _ = futex::wake(&self.doorbell.0, futex::Flags::PRIVATE, u32::MAX >> 1);
-        }
-    }
-
-    /// Takes one chunk of the open region: how many were left, this one included.
-    fn claim(&self) -> Option<usize> {
-        let mut state = self.state.0.load(Ordering::Acquire);
-        loop {
-            let left = state & u64::from(u32::MAX);
-            if left == 0 {
-                return None;
-            }
-            // SYNC POINT region-open: acquires the job.
-            match self.state.0.compare_exchange_weak(state, state - 1, Ordering::Acquire, Ordering::Acquire) {
-                Ok(_) => return Some(left as usize),
-                Err(now) => state = now,
-            }
-        }
-    }
-
-    fn work_until_none_is_left(&self) {
-        while let Some(left) = self.claim() {
-            // SAFETY: a chunk is held, so the region is open and its job stays where it is.
-            let (work, chunks) = unsafe {
-                let (job, chunks) = (*self.job.get()).expect("an open region has a job");
-                (&*job, chunks)
-            };
-            // In ascending order, so that what a thread asks memory for ahead of its chunk is soon needed.
-            let chunk = chunks - left;
-            if std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(chunk))).is_err() {
-                self.panicked.store(true, Ordering::Relaxed);
-            }
-            // SYNC POINT chunk-done: releases what the chunk wrote to the caller.
-            if self.pending.0.fetch_sub(1, Ordering::SeqCst) == 1 && self.caller_parked.load(Ordering::SeqCst)
-            {
-                let _ = futex::wake(&self.pending.0, futex::Flags::PRIVATE, 1);
-            }
-        }
-    }
-
-    /// Waits until every chunk is done; says how long that took.
-    fn join(&self) -> Duration {
-        let begin = Instant::now();
-        // SYNC POINT chunk-done: acquires what the chunks wrote.
-        if spin_until(JOIN_SPIN, || self.pending.0.load(Ordering::Acquire) == 0) {
-            return begin.elapsed();
-        }
-        self.caller_parked.store(true, Ordering::SeqCst);
-        loop {
-            let pending = self.pending.0.load(Ordering::SeqCst);
-            if pending == 0 {
-                break;
-            }
-            // A bound on every wait: should a wake-up ever be lost, it costs a millisecond.
-            let timeout = futex::Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
-            let _ = futex::wait(&self.pending.0, futex::Flags::PRIVATE, pending, Some(&timeout));
-        }
-        self.caller_parked.store(false, Ordering::SeqCst);
-        begin.elapsed()
-    }
-
-    /// A helper's life.
-    fn help(&self) {
-        let mut seen = 0;
-        while !self.stop.load(Ordering::SeqCst) {
-            let look = || self.doorbell.0.load(Ordering::SeqCst) != seen;
-            let rung =
-                spin_until(SELFISH_SPIN, look) || yield_until(IDLE_SPIN.saturating_sub(SELFISH_SPIN), look);
-            if !rung {
-                self.parked_helpers.fetch_add(1, Ordering::SeqCst);
-                let _ = futex::wait(&self.doorbell.0, futex::Flags::PRIVATE, seen, None);
-                self.parked_helpers.fetch_sub(1, Ordering::SeqCst);
-            }
-            seen = self.doorbell.0.load(Ordering::SeqCst);
-            self.work_until_none_is_left();
-        }
-    }
-}
-
-/// Looks until `done` or the time is over; says which.
-fn spin_until(limit: Duration, done: impl Fn() -> bool) -> bool {
-    let start = Instant::now();
-    loop {
-        // The clock costs as much as dozens of looks.
-        for _ in 0..64 {
-            if done() {
-                return true;
-            }
-            std::hint::spin_loop();
-        }
-        if start.elapsed() > limit {
-            return false;
-        }
-    }
-}
-
-/// As [`spin_until`], but whoever else wants this core has it between two looks.
-fn yield_until(limit: Duration, done: impl Fn() -> bool) -> bool {
-    let start = Instant::now();
-    while start.elapsed() <= limit {
-        for _ in 0..8 {
-            if done() {
-                return true;
-            }
-            std::hint::spin_loop();
-        }
-        std::thread::yield_now();
-    }
-    false
-}
-
 /// Runs every chunk on this thread; panics at the end if one of them did.
 fn alone(chunks: usize, work: &(impl Fn(usize) + Sync)) {
     let panicked = |chunk| std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(chunk))).is_err();
@@ -353,8 +200,9 @@ fn pin(core: usize) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use std::sync::atomic::AtomicUsize;
+
+    use super::*;
 
     fn pool(threads: usize) -> Pool {
         Pool::new(&vec![0; threads]).expect("threads on core 0")
@@ -362,7 +210,7 @@ mod tests {
 
     #[test]
     fn every_chunk_runs_exactly_once() {
-        for threads in [1, 2, 4] {
+        for threads in [1, 2, 4, 9, 20] {
             let mut pool = pool(threads);
             for chunks in [0, 1, 2, 3, 17, 1000] {
                 let counts: Vec<AtomicUsize> = (0..chunks).map(|_| AtomicUsize::new(0)).collect();
@@ -390,6 +238,20 @@ mod tests {
             }
         }
         assert_eq!(total.load(Ordering::Relaxed), 6000);
+    }
+
+    #[test]
+    fn a_rehearsal_runs_every_chunk_of_each_region_in_order_on_the_caller() {
+        let mut pool = Pool::rehearsal(64);
+        assert_eq!(pool.threads(), 64);
+        let ran = std::sync::Mutex::new(Vec::new());
+        for chunks in [3, 0, 2] {
+            pool.run(chunks, |chunk| ran.lock().unwrap().push(chunk));
+        }
+        assert_eq!(ran.into_inner().unwrap(), [0, 1, 2, 0, 1]);
+        let regions = pool.take_regions();
+        assert_eq!(regions.iter().map(|region| region.chunks.len()).collect::<Vec<_>>(), [3, 0, 2]);
+        assert!(pool.take_regions().is_empty() && self::pool(2).take_regions().is_empty());
     }
 
     #[test]

@@ -320,6 +320,11 @@ impl<L: HostLayers> ResidentModel<L> {
         self
     }
 
+    /// The threads that compute, to replace them or ask what they rehearsed.
+    pub fn pool_mut(&mut self) -> &mut Pool {
+        &mut self.compute.pool
+    }
+
     /// KV blocks of the pool.
     #[must_use]
     pub fn kv_blocks(&self) -> usize {

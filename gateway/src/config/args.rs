@@ -87,7 +87,8 @@ pub struct ExecutorArgs {
     /// The certificate's private key
     #[arg(long, value_name = "PEM", requires = "executor_cert")]
     pub executor_cert_key: Option<PathBuf>,
-    /// The model of executors on other hosts, whose tokenizer is read here: a file, a directory, or a name of a hub
+    /// The model, whose tokenizer is read while executors load it; of those on other hosts, too: a file, a directory, or a
+    /// name of a hub
     #[arg(long, value_name = "NAME_OR_PATH")]
     pub model: Option<String>,
     /// How one of several executors is chosen for a request

@@ -3,14 +3,14 @@
 use std::sync::{Arc, Mutex};
 
 use files::text_hash::TextHash;
-use gateway::{lifecycle::LoadText, server::Gateway, text::LoadedText};
+use gateway::{config::Config, lifecycle::LoadText, server::Gateway, text::LoadedText};
 use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::{
     client::Client,
     fake_executor::{FakeExecutor, Model, say},
-    harness::{Harness, WATCHDOG, config, eventually_async},
+    harness::{Harness, WATCHDOG, config, eventually, eventually_async},
     text::{ByteText, TEXT_HASH},
 };
 
@@ -86,6 +86,21 @@ async fn the_text_of_a_model_that_the_executor_has_not_read_is_not_served() {
     shelf.put(TEXT_HASH);
     eventually_async("it serves what was put back", async || client.get("/ready").await.status == 200).await;
     assert_eq!(end_token(&client).await, "<end 2>");
+}
+
+#[tokio::test]
+async fn the_text_of_the_expected_model_is_read_before_an_executor_has_loaded_it() {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::create_dir(directory.path().join("adapters")).unwrap();
+    let shelf = Shelf::with(TEXT_HASH);
+    let model = Some(directory.path().to_str().unwrap().to_owned());
+    let gateway = Gateway::start(Config { model, ..config(&directory) }, shelf.loader()).await.unwrap();
+    eventually("it is read while nobody serves", || shelf.reads() == [TEXT_HASH]).await;
+    let _executor = FakeExecutor::start(&directory.path().join("socket"), say("x")).await;
+    let client = Client::new(gateway.address);
+    eventually_async("it serves", async || client.get("/ready").await.status == 200).await;
+    assert_eq!(end_token(&client).await, "<end 2>");
+    assert_eq!(shelf.reads().len(), 1, "what is known to be the same is not read again");
 }
 
 /// Sends a request of which the second half of the body comes only after `between`.

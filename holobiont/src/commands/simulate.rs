@@ -74,7 +74,7 @@ impl Explain for SimulateError {
     fn next(&self) -> Option<String> {
         match self {
             Self::Config(error) => error.next(),
-            Self::NoSimulator => Some("cargo build --release -p simulator".into()),
+            Self::NoSimulator => Some("cargo build --release --bin holobiont-simulator".into()),
             Self::Run { .. } => None,
         }
     }

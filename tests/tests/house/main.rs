@@ -1,5 +1,6 @@
 //! The rules of the house that no compiler checks.
 //!
+//! - `builds`: whoever builds, builds the same
 //! - `dependencies`: which way crates depend on each other, and where unsafe code lives
 //! - `modules`: maps name every module, modules of a crate do not import each other in circles
 //! - `sizes`: files and functions stay short
@@ -12,6 +13,7 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod builds;
 mod dependencies;
 mod modules;
 mod promises;

@@ -12,7 +12,6 @@ const LONG_FILES: &[(&str, usize)] = &[
     ("benches/src/cold/executor.rs", 406),
     ("holobiont/src/commands/pull.rs", 410),
     ("kernels/src/cuda/attention/row_table.rs", 431),
-    ("kernels/src/pool.rs", 408),
     ("shmproto/src/board/poster.rs", 428),
     ("shmproto/src/board/seat.rs", 432),
 ];

@@ -77,7 +77,7 @@ impl Explain for SplitError {
     fn next(&self) -> Option<String> {
         match self {
             Self::Selection(error) => error.next(),
-            Self::NoClient => Some("cargo build --release -p client".into()),
+            Self::NoClient => Some("cargo build --release --bin holobiont-client".into()),
             Self::Run { .. } => None,
             Self::RegisteredAdapter(_) => Some("holobiont chat --split --adapter DIR".into()),
         }

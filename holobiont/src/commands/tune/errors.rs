@@ -184,7 +184,7 @@ impl Explain for TuneError {
         Some(match self {
             Self::Selection(error) => return error.next(),
             Self::Client(error) => return error.next(),
-            Self::NoTrainer => "cargo build --release -p tune".into(),
+            Self::NoTrainer => "cargo build --release --bin holobiont-trainer".into(),
             Self::NameOfBase(_) => "another --name".into(),
             Self::NameTaken { .. } => {
                 "--replace, which puts the trained one in its place, or another --name".into()

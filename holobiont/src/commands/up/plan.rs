@@ -242,16 +242,13 @@ fn gateway_arguments(
     arguments.0
 }
 
-/// Tells the gateway of executors on other hosts, and where it reads the text of their model.
+/// Tells the gateway of executors on other hosts, and where it reads the text of the model before executors say what they have.
 fn with_elsewhere(gateway: Vec<OsString>, config: &Config, model: &Path) -> Vec<OsString> {
     let mut arguments = Arguments(gateway);
     for (name, address) in config.elsewhere() {
         arguments = arguments.with("--executor", format!("{name}=tls://{address}"));
     }
-    match config.elsewhere().next() {
-        Some(_) => arguments.with("--model", model).0,
-        None => arguments.0,
-    }
+    arguments.with("--model", model).0
 }
 
 fn pair(name: &str, path: &Path) -> OsString {

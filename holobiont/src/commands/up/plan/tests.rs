@@ -194,7 +194,7 @@ fn the_gateway_is_told_of_executors_on_other_hosts_and_where_their_text_is() {
         |file: &str| text(&with_elsewhere(Vec::new(), &toml::from_str(file).unwrap(), Path::new("/m")));
     let file = "[[executor]]\nname = 'far'\naddress = '[::1]:7443'\n[[executor]]\nname = 'near'";
     assert_eq!(told(file), "--executor far=tls://[::1]:7443 --model /m");
-    assert_eq!(told("[[executor]]\nname = 'near'"), "");
+    assert_eq!(told("[[executor]]\nname = 'near'"), "--model /m");
     let config: Config = toml::from_str(&format!("[workers]\ncount = 2\n{file}")).unwrap();
     let splits = Split::each(&config.members(), &"0-7".parse().unwrap());
     assert_eq!(expected_workers(&config, &splits), [2, 0], "nobody misses workers of another host");

@@ -1,0 +1,116 @@
+//! Threads that claim chunks of regions, on a virtual clock.
+
+use std::{cmp::Reverse, collections::BinaryHeap, time::Duration};
+
+use kernels::{Pool, pool::Region};
+
+use super::costs::Costs;
+
+/// Seconds of a pass of these regions on so many threads.
+///
+/// The word that chunks are claimed on, and the one that they are reported on, are with one thread at a time: each claim
+/// and each report has its word for `costs.claim`. Helpers sleep before the first region and look out for the others.
+pub(super) fn seconds(regions: &[Region], threads: usize, costs: &Costs) -> f64 {
+    let mut is_first = true;
+    let took = |region: &Region| {
+        let arrival = if region.chunks.len() > 1 && std::mem::take(&mut is_first) {
+            Arrival::Woken
+        } else {
+            Arrival::LookingOut
+        };
+        region.before + parallel(&region.chunks, threads, arrival, costs)
+    };
+    regions.iter().map(took).sum::<Duration>().as_secs_f64()
+}
+
+#[derive(Clone, Copy)]
+enum Arrival {
+    Woken,
+    LookingOut,
+}
+
+impl Arrival {
+    /// When the helper of this number, from 1, sees that a region is open.
+    fn of(self, helper: usize, costs: &Costs) -> Duration {
+        match self {
+            // They get the doorbell's line one after another.
+            Self::LookingOut => costs.arrival + costs.claim * (helper as u32 - 1),
+            // The first by the caller, one call after another; then each wakes as many.
+            Self::Woken => {
+                let (waker, turn) = ((helper - 1) / Pool::WOKEN_AT_ONCE, (helper - 1) % Pool::WOKEN_AT_ONCE);
+                let woken = costs.wake_call * (turn as u32 + 1) + costs.waking;
+                if waker == 0 { woken } else { self.of(waker, costs) + woken }
+            }
+        }
+    }
+}
+
+fn parallel(chunks: &[Duration], threads: usize, arrival: Arrival, costs: &Costs) -> Duration {
+    if chunks.len() <= 1 || threads == 1 {
+        return chunks.iter().sum();
+    }
+    let mut left = chunks.iter();
+    let (mut claims, mut reports, mut end) = (Duration::ZERO, Duration::ZERO, Duration::ZERO);
+    let helpers = (1..threads).map(|helper| arrival.of(helper, costs));
+    let caller = match arrival {
+        Arrival::Woken => costs.wake_call * (threads - 1).min(Pool::WOKEN_AT_ONCE) as u32,
+        Arrival::LookingOut => Duration::ZERO,
+    };
+    // When each comes for a chunk, and whether it has chunks to report.
+    let mut coming: BinaryHeap<_> =
+        std::iter::once(caller).chain(helpers).map(|at| Reverse((at, false))).collect();
+    while let Some(Reverse((at, has_chunks))) = coming.pop() {
+        match left.next() {
+            Some(chunk) => {
+                claims = at.max(claims) + costs.claim;
+                coming.push(Reverse((claims + *chunk, true)));
+            }
+            None if has_chunks => {
+                reports = at.max(reports) + costs.claim;
+                end = end.max(reports);
+            }
+            None => {}
+        }
+    }
+    // The caller looks once more.
+    end + costs.claim
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    fn region(chunks: usize) -> Region {
+        Region { before: MS, chunks: vec![MS; chunks] }
+    }
+
+    #[test]
+    fn free_claims_leave_serial_parts_and_the_last_round_of_chunks() {
+        let took = |threads, chunks| seconds(&[region(chunks)], threads, &Costs::NONE);
+        assert_eq!(took(1, 8), 0.009);
+        assert_eq!(took(4, 8), 0.003);
+        assert_eq!(took(64, 8), 0.002);
+        assert_eq!(took(3, 8), 0.004);
+    }
+
+    #[test]
+    fn claims_follow_each_other_however_many_threads_there_are() {
+        let costs = Costs { claim: MS, ..Costs::NONE };
+        // Eight claims, the last chunk, its report, and the caller's look.
+        assert_eq!(seconds(&[region(8)], 64, &costs), 0.001 + 0.011);
+        assert_eq!(seconds(&[region(8)], 1, &costs), 0.009);
+    }
+
+    #[test]
+    fn helpers_are_woken_once_and_by_each_other() {
+        let costs = Costs { waking: 10 * MS, wake_call: MS, ..Costs::NONE };
+        let wakers = Pool::WOKEN_AT_ONCE;
+        assert_eq!(Arrival::Woken.of(1, &costs), 11 * MS);
+        assert_eq!(Arrival::Woken.of(2, &costs), 12 * MS);
+        assert_eq!(Arrival::Woken.of(wakers + 1, &costs), 22 * MS);
+        // The caller calls for seven and does four chunks alone until the first comes; 13 ms. In the next region they are there.
+        assert_eq!(seconds(&[region(8), region(8)], 8, &costs), 0.014 + 0.002);
+    }
+}

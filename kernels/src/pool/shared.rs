@@ -1,0 +1,203 @@
+//! What the threads of a pool share: the open region, whose chunks they claim, and where they wait for each other.
+//!
+//! The state word holds the region's chunks in its upper half and the next to claim in its lower half. A claim is one
+//! addition, which never has to be tried again however many threads claim at once. Whoever gets a number below that of the
+//! chunks knows that the region is still open, and it stays open until that chunk is reported done: only then may the
+//! job be read. A thread reports all its chunks at once, when there are no more; and who is woken wakes some others. What
+//! that is worth on many cores, and what else was tried: docs/performance/many-cores.md.
+
+use std::{
+    cell::UnsafeCell,
+    sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
+    time::{Duration, Instant},
+};
+
+use rustix::thread::futex;
+
+/// How long an idle helper looks for the next region before it parks. Regions of a step follow each other within tens
+/// of microseconds; between steps others (a gateway) want the core more than a spinning helper does.
+const IDLE_SPIN: Duration = Duration::from_micros(60);
+
+/// How much of that a helper has its core to itself; then it lets others have the core between two looks. A split client on
+/// a helper's core would otherwise often wait for the spin's end before each of its calls (docs/performance/split.md).
+const SELFISH_SPIN: Duration = Duration::from_micros(10);
+
+/// How long the caller looks for the last chunk of a region before it parks.
+const JOIN_SPIN: Duration = Duration::from_micros(100);
+
+/// Threads that one thread wakes: a call for each takes a microsecond, and it takes several until a thread is awake. So
+/// few are woken by the caller, and many by each other.
+pub(super) const WOKEN_AT_ONCE: u32 = 8;
+
+/// A region's work: a function of the chunk's index.
+type Job = *const (dyn Fn(usize) + Sync);
+
+#[repr(align(128))]
+struct Padded<T>(T);
+
+pub(super) struct Shared {
+    /// `chunks << 32 | next to claim`; the lower half goes beyond the upper by one for each thread that came too late.
+    state: Padded<AtomicU64>,
+    /// Chunks not yet reported done. The caller waits for 0.
+    pending: Padded<AtomicU32>,
+    /// The caller is parked on `pending`.
+    caller_parked: AtomicBool,
+    /// Bumped at each region; helpers park on it.
+    doorbell: Padded<AtomicU32>,
+    parked_helpers: AtomicU32,
+    /// The open region's work.
+    job: UnsafeCell<Option<Job>>,
+    pub(super) panicked: AtomicBool,
+    pub(super) stop: AtomicBool,
+}
+
+// SAFETY: `job` is written only while no chunk is claimable and read only by holders of a claimed chunk; everything
+// else is atomic.
+unsafe impl Sync for Shared {}
+// SAFETY: the job pointer is only followed under the protocol above.
+unsafe impl Send for Shared {}
+
+impl Shared {
+    pub(super) fn new() -> Self {
+        Self {
+            state: Padded(AtomicU64::new(0)),
+            pending: Padded(AtomicU32::new(0)),
+            caller_parked: AtomicBool::new(false),
+            doorbell: Padded(AtomicU32::new(0)),
+            parked_helpers: AtomicU32::new(0),
+            job: UnsafeCell::new(None),
+            panicked: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+        }
+    }
+
+    /// Publishes a region. Only the pool's owner calls this, and only when no region is open.
+    pub(super) fn open<'a>(&self, work: &'a (dyn Fn(usize) + Sync + 'a), chunks: u32) {
+        // SAFETY: the lifetime is erased; `run` does not return before every chunk is done, and the pointer is only
+        // followed by holders of a chunk.
+        let job: Job = unsafe { std::mem::transmute::<*const (dyn Fn(usize) + Sync + 'a), Job>(work) };
+        // SAFETY: no chunk is claimable, so nobody reads the cell.
+        unsafe { *self.job.get() = Some(job) };
+        self.pending.0.store(chunks, Ordering::Relaxed);
+        // SYNC POINT region-open: releases the job and `pending` to whoever claims a chunk.
+        self.state.0.store(u64::from(chunks) << 32, Ordering::Release);
+        self.ring();
+    }
+
+    /// Tells helpers that there is something to see.
+    pub(super) fn ring(&self) {
+        // SeqCst on both sides: either the helper sees the new doorbell before it parks, or it is counted here.
+        self.doorbell.0.fetch_add(1, Ordering::SeqCst);
+        self.wake_some();
+    }
+
+    /// Wakes a few who are parked. Each wakes as many, so that the caller need not wake all of them one after another.
+    fn wake_some(&self) {
+        if self.parked_helpers.load(Ordering::SeqCst) > 0 {
+            let _ = futex::wake(&self.doorbell.0, futex::Flags::PRIVATE, WOKEN_AT_ONCE);
+        }
+    }
+
+    /// Takes one chunk of the open region. In ascending order, so that what a thread asks memory for ahead of its chunk is
+    /// soon needed.
+    fn claim(&self) -> Option<usize> {
+        let chunk = |state: u64| {
+            let (chunks, next) = (state >> 32, state & u64::from(u32::MAX));
+            (next < chunks).then_some(next as usize)
+        };
+        // Looking alone leaves the word with whoever claims.
+        chunk(self.state.0.load(Ordering::Relaxed))?;
+        // SYNC POINT region-open: acquires the job.
+        chunk(self.state.0.fetch_add(1, Ordering::Acquire))
+    }
+
+    pub(super) fn work_until_none_is_left(&self) {
+        let mut done = 0;
+        while let Some(chunk) = self.claim() {
+            // SAFETY: a chunk is held, so the region is open and its job stays where it is.
+            let work = unsafe { &*(*self.job.get()).expect("an open region has a job") };
+            if std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(chunk))).is_err() {
+                self.panicked.store(true, Ordering::Relaxed);
+            }
+            done += 1;
+        }
+        // SYNC POINT chunk-done: releases what the chunks wrote to the caller.
+        if done > 0
+            && self.pending.0.fetch_sub(done, Ordering::SeqCst) == done
+            && self.caller_parked.load(Ordering::SeqCst)
+        {
+            let _ = futex::wake(&self.pending.0, futex::Flags::PRIVATE, 1);
+        }
+    }
+
+    /// Waits until every chunk is done; says how long that took.
+    pub(super) fn join(&self) -> Duration {
+        let begin = Instant::now();
+        // SYNC POINT chunk-done: acquires what the chunks wrote.
+        if spin_until(JOIN_SPIN, || self.pending.0.load(Ordering::Acquire) == 0) {
+            return begin.elapsed();
+        }
+        self.caller_parked.store(true, Ordering::SeqCst);
+        loop {
+            let pending = self.pending.0.load(Ordering::SeqCst);
+            if pending == 0 {
+                break;
+            }
+            // A bound on every wait: should a wake-up ever be lost, it costs a millisecond.
+            let timeout = futex::Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+            let _ = futex::wait(&self.pending.0, futex::Flags::PRIVATE, pending, Some(&timeout));
+        }
+        self.caller_parked.store(false, Ordering::SeqCst);
+        begin.elapsed()
+    }
+
+    /// A helper's life.
+    pub(super) fn help(&self) {
+        let mut seen = 0;
+        while !self.stop.load(Ordering::SeqCst) {
+            let look = || self.doorbell.0.load(Ordering::SeqCst) != seen;
+            let rung =
+                spin_until(SELFISH_SPIN, look) || yield_until(IDLE_SPIN.saturating_sub(SELFISH_SPIN), look);
+            if !rung {
+                self.parked_helpers.fetch_add(1, Ordering::SeqCst);
+                let _ = futex::wait(&self.doorbell.0, futex::Flags::PRIVATE, seen, None);
+                self.parked_helpers.fetch_sub(1, Ordering::SeqCst);
+                self.wake_some();
+            }
+            seen = self.doorbell.0.load(Ordering::SeqCst);
+            self.work_until_none_is_left();
+        }
+    }
+}
+
+/// Looks until `done` or the time is over; says which.
+fn spin_until(limit: Duration, done: impl Fn() -> bool) -> bool {
+    let start = Instant::now();
+    loop {
+        // The clock costs as much as dozens of looks.
+        for _ in 0..64 {
+            if done() {
+                return true;
+            }
+            std::hint::spin_loop();
+        }
+        if start.elapsed() > limit {
+            return false;
+        }
+    }
+}
+
+/// As [`spin_until`], but whoever else wants this core has it between two looks.
+fn yield_until(limit: Duration, done: impl Fn() -> bool) -> bool {
+    let start = Instant::now();
+    while start.elapsed() <= limit {
+        for _ in 0..8 {
+            if done() {
+                return true;
+            }
+            std::hint::spin_loop();
+        }
+        std::thread::yield_now();
+    }
+    false
+}
