@@ -43,9 +43,9 @@ const TEXT: &str = concat!(
 const FORMATS: [&str; 4] = ["Q4_0", "Q4_K_M", "Q6_K", "Q8_0"];
 
 /// Of llama.cpp's divergence, what ours is to be at most with the default, and what that may cost beside `int8`.
-const MOST_DIVERGENCE: f64 = 0.25;
-const LEAST_DECODE: f64 = 0.95;
-const LEAST_PREFILL: f64 = 0.85;
+const MAX_DIVERGENCE: f64 = 0.25;
+const MIN_DECODE: f64 = 0.95;
+const MIN_PREFILL: f64 = 0.85;
 
 /// Adapters of each kind, beside `examples/adapters`.
 const ADAPTERS: [(&str, &str); 3] =
@@ -78,7 +78,7 @@ fn divergences(setup: &Setup, weights: &Weights) -> Result<Vec<Comparison>> {
         let ours = Samples::new(vec![1000.0 * judge.divergence(precision)?])?;
         let samples = Samples::new(vec![1000.0 * theirs])?;
         let rival = Rival { name: "llama-perplexity".to_owned(), format: weights.format.clone(), samples };
-        let target = (precision == Precision::default()).then_some(Target::ShareAtMost(MOST_DIVERGENCE));
+        let target = (precision == Precision::default()).then_some(Target::ShareAtMost(MAX_DIVERGENCE));
         let case = format!("divergence from f32, {name}");
         Ok(Comparison {
             bench: "accuracy",
@@ -136,9 +136,9 @@ fn rates(setup: &Setup) -> Result<Vec<Comparison>> {
     let ways = [Box::new(rate("int8")) as Box<dyn FnMut(usize) -> Result<[f64; 3]>>, Box::new(rate("mixed"))];
     let [int8, mixed] = alternate(setup.config.runs, ways)?;
     let cases = [
-        ("a prompt of 512, mixed", LEAST_PREFILL),
-        ("one stream, mixed", LEAST_DECODE),
-        ("8 streams, mixed", LEAST_DECODE),
+        ("a prompt of 512, mixed", MIN_PREFILL),
+        ("one stream, mixed", MIN_DECODE),
+        ("8 streams, mixed", MIN_DECODE),
     ];
     let row = |(at, (case, least)): (usize, (&str, f64))| {
         let rival = Rival {

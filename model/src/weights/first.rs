@@ -10,6 +10,7 @@ use kernels::{Activations, PackError, PackedMatrix};
 use crate::{
     adapter::DraftShape,
     cpu::Compute,
+    precision::Precision,
     shape::{config::ModelConfig, layout::LinearGroup, source::Target},
     sites::{Site, SiteCall, SiteId},
     sources::hf_names::module_name,
@@ -122,6 +123,10 @@ impl HostLayers for FirstLayers {
 
     fn sites(&self) -> &[Site] {
         self.sites.sites()
+    }
+
+    fn set_precision(&mut self, precision: Precision) {
+        self.sites.set_precision(precision);
     }
 
     /// Those that are not the base's.

@@ -6,6 +6,7 @@ use kernels::Activations;
 
 use crate::{
     cpu::Compute,
+    precision::Precision,
     shape::config::ModelConfig,
     sites::{EvaluateError, EvaluateSites, Site, SiteCall},
     sweep::{SweepFigures, Waiting},
@@ -25,6 +26,9 @@ pub trait HostLayers: fmt::Debug {
 
     /// The sites there are.
     fn sites(&self) -> &[Site];
+
+    /// Computes with `precision` from now on.
+    fn set_precision(&mut self, precision: Precision);
 
     /// Bytes of memory.
     fn bytes(&self) -> usize;
@@ -79,6 +83,10 @@ impl HostLayers for ResidentLayers {
 
     fn sites(&self) -> &[Site] {
         self.sites().sites()
+    }
+
+    fn set_precision(&mut self, precision: Precision) {
+        self.set_precision(precision);
     }
 
     fn bytes(&self) -> usize {

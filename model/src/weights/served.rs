@@ -6,6 +6,7 @@ use kernels::Activations;
 
 use crate::{
     cpu::Compute,
+    precision::Precision,
     shape::config::ModelConfig,
     sites::{Site, SiteCall},
     sweep::SweepFigures,
@@ -20,7 +21,7 @@ use crate::{
 #[derive(Debug)]
 pub enum ServedLayers {
     /// All of them in memory.
-    Resident(ResidentLayers),
+    Resident(Box<ResidentLayers>),
     /// Some of them in memory.
     Streamed(Box<StreamedLayers>),
 }
@@ -42,6 +43,13 @@ impl HostLayers for ServedLayers {
         }
     }
 
+    fn set_precision(&mut self, precision: Precision) {
+        match self {
+            Self::Resident(layers) => layers.set_precision(precision),
+            Self::Streamed(layers) => layers.set_precision(precision),
+        }
+    }
+
     fn bytes(&self) -> usize {
         match self {
             Self::Resident(layers) => layers.bytes(),
@@ -58,14 +66,16 @@ impl HostLayers for ServedLayers {
         meanwhile: Meanwhile<'_>,
     ) -> Result<(), WeightReadError> {
         match self {
-            Self::Resident(layers) => Ok(HostLayers::evaluate(layers, compute, call, x, out, meanwhile)?),
+            Self::Resident(layers) => {
+                Ok(HostLayers::evaluate(&mut **layers, compute, call, x, out, meanwhile)?)
+            }
             Self::Streamed(layers) => layers.evaluate(compute, call, x, out, meanwhile),
         }
     }
 
     fn embed(&self, tokens: &mut dyn Iterator<Item = u32>, out: &mut [f32]) -> Result<(), WeightReadError> {
         match self {
-            Self::Resident(layers) => Ok(HostLayers::embed(layers, tokens, out)?),
+            Self::Resident(layers) => Ok(HostLayers::embed(&**layers, tokens, out)?),
             Self::Streamed(layers) => layers.embed(tokens, out),
         }
     }

@@ -154,11 +154,6 @@ impl StreamedLayers {
         Ok(Self { sites, biases, config, file, pinned, window, figures, bytes: plan.bytes })
     }
 
-    /// Computes with `precision` from now on.
-    pub fn set_precision(&mut self, precision: Precision) {
-        precision.apply(&mut self.sites, Some(self.config.layers));
-    }
-
     /// What is pinned, to be shared: the first blocks, as far as no other is missing between them, and the head, which is the token
     /// embedding too where a model ties them. No other embedding is in memory.
     pub(crate) fn shared(&self) -> SharedLayers {
@@ -228,6 +223,10 @@ impl HostLayers for StreamedLayers {
 
     fn sites(&self) -> &[Site] {
         &self.sites
+    }
+
+    fn set_precision(&mut self, precision: Precision) {
+        precision.apply(&mut self.sites, Some(self.config.layers));
     }
 
     fn bytes(&self) -> usize {

@@ -53,7 +53,7 @@ fn allowed(folder: &str) -> &'static str {
         "fuzz" => "cache files gateway holobiont ids model shmproto text tune",
         // Parts are measured alone, beside their peers.
         "benches" => {
-            "base-executor cache client files ids kernels model policy shmproto simulator speculation training-protocol tune"
+            "base-executor cache client files ids kernels model policy shmproto simulator speculation text training-protocol tune"
         }
         // The processes are programs to them; the tests read their tables of failpoints.
         "tests" => {
