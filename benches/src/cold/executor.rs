@@ -239,8 +239,7 @@ impl Executor {
     }
 
     async fn ask(&mut self, arrival: &Arrival) -> Result<u64> {
-        let request = self.next;
-        self.next += 1;
+        let request = std::mem::replace(&mut self.next, self.next + 1);
         let loaded = |index| self.adapters.get(index).copied().context("there is no such adapter");
         let adapter = arrival.adapter.map(loaded).transpose()?;
         let generate = Generate {

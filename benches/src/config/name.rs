@@ -88,7 +88,7 @@ pub(crate) enum Name {
 }
 
 impl Name {
-    const EACH: [Self; 29] = [
+    pub(super) const EACH: [Self; 29] = [
         Self::Limits,
         Self::Decode,
         Self::Prefill,
