@@ -89,6 +89,8 @@ pub(crate) trait Simd: Copy {
     fn abs(v: Self::F) -> Self::F;
     /// Lanes below `count` of `v`, `other` in the rest.
     fn select_head(count: usize, v: Self::F, other: Self::F) -> Self::F;
+    /// Bit `i`: whether lane `i` of `a` is greater than that of `b`.
+    fn greater(a: Self::F, b: Self::F) -> u16;
     /// Sum of all lanes, pairwise from the halves inwards.
     fn sum(v: Self::F) -> f32;
     /// Largest lane.

@@ -174,10 +174,8 @@ impl Executor {
         let mut started =
             Self { mode, send, receive, next: 1, adapters: Vec::new(), workers, executor, folder };
         let workers = started.workers.len();
-        started
-            .stats_when(|stats| stats.workers.len() == workers)
-            .await
-            .context("the workers do not come")?;
+        let all = started.stats_when(|stats| stats.workers.len() == workers).await;
+        all.context("the workers do not come")?;
         Ok(started)
     }
 
@@ -239,7 +237,8 @@ impl Executor {
     }
 
     async fn ask(&mut self, arrival: &Arrival) -> Result<u64> {
-        let request = std::mem::replace(&mut self.next, self.next + 1);
+        let request = self.next;
+        self.next += 1;
         let loaded = |index| self.adapters.get(index).copied().context("there is no such adapter");
         let adapter = arrival.adapter.map(loaded).transpose()?;
         let generate = Generate {

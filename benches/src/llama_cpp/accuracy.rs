@@ -47,9 +47,9 @@ const MAX_DIVERGENCE: f64 = 0.25;
 const MIN_DECODE: f64 = 0.95;
 const MIN_PREFILL: f64 = 0.85;
 
-/// Adapters of each kind, beside `examples/adapters`.
+/// An adapter of each kind, and where it is.
 const ADAPTERS: [(&str, &str); 3] =
-    [("LoRA", "pirate"), ("IA3", "pirate-ia3"), ("prefix tuning", "pirate-prefix")];
+    [("LoRA", "../examples/adapters/pirate"), ("IA3", "adapters/ia3"), ("prefix tuning", "adapters/prefix")];
 
 const PRECISIONS: [(&str, Precision); 3] =
     [("int8", Precision::Int8), ("mixed", Precision::Mixed), ("int15", Precision::Int15)];
@@ -95,11 +95,11 @@ fn divergences(setup: &Setup, weights: &Weights) -> Result<Vec<Comparison>> {
 
 /// Adapters of each kind on the shipped file, by each precision beside `int8`.
 fn adapted(setup: &Setup) -> Result<Vec<Comparison>> {
-    let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/adapters");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
     let weights = &setup.peer.shipped;
     let mut comparisons = Vec::new();
-    for (kind, name) in ADAPTERS {
-        let adapter = examples.join(name);
+    for (kind, place) in ADAPTERS {
+        let adapter = folder.join(place);
         let judge = Judge::new(&weights.file, setup.config.threads, Some(&adapter))?;
         let samples = |precision| Samples::new(vec![1000.0 * judge.divergence(precision)?]);
         let int8 = samples(Precision::Int8)?;

@@ -78,10 +78,10 @@ impl Quantize {
                 S::store(self.scales.add(start + group * SIDE), largest);
                 total = S::add(total, S::mul(largest, largest));
             }
-            let mut bounds = [0.0; LANES];
-            S::store(bounds.as_mut_ptr(), S::mul(total, S::splat(self.wide_above)));
+            let bound = S::mul(total, S::splat(self.wide_above));
             for group in 0..self.groups {
-                let wide = self.wide_rows(start + group * SIDE, &bounds);
+                let largest = S::load(self.scales.add(start + group * SIDE));
+                let wide = S::greater(S::mul(largest, largest), bound);
                 *self.wide.add(side * self.groups + group) = wide;
                 self.group_of_sixteen::<S>(side, group, wide);
             }
@@ -106,29 +106,21 @@ impl Quantize {
         largest
     }
 
-    /// Those of sixteen rows whose group at `at` is wide.
-    #[inline(always)]
-    unsafe fn wide_rows(&self, at: usize, bounds: &[f32; LANES]) -> u16 {
-        let mut wide = 0;
-        for (m, &bound) in bounds.iter().enumerate() {
-            // SAFETY: the caller's.
-            let largest = unsafe { *self.scales.add(at + m) };
-            wide |= u16::from(largest * largest > bound) << m;
-        }
-        wide
-    }
-
     #[inline(always)]
     unsafe fn group_of_sixteen<S: Simd>(&self, side: usize, group: usize, wide: u16) {
         let (start, _) = place(side * SIDE, self.rows, self.groups);
         let (at, at_halves) = (start + group * SIDE, place_of_halves(start) + 2 * group * SIDE);
         // SAFETY: the caller's.
         unsafe {
-            let mut limits = [NARROW; LANES];
-            for (m, limit) in limits.iter_mut().enumerate() {
-                *limit = limit_of(wide >> m & 1);
+            let mut limits = S::splat(NARROW);
+            if wide != 0 {
+                let mut each = [NARROW; LANES];
+                for (m, limit) in each.iter_mut().enumerate() {
+                    *limit = limit_of(wide >> m & 1);
+                }
+                limits = S::load(each.as_ptr());
             }
-            let (largest, limits) = (S::load(self.scales.add(at)), S::load(limits.as_ptr()));
+            let largest = S::load(self.scales.add(at));
             let mut inverses = [0.0f32; LANES];
             S::store(inverses.as_mut_ptr(), S::div(limits, largest));
             let mut halves = [S::splat(0.0); 2];

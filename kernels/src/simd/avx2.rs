@@ -176,6 +176,11 @@ impl Simd for Avx2 {
         })
     }
     #[inline(always)]
+    fn greater(a: F, b: F) -> u16 {
+        let half = |i: usize| cpu!(_mm256_movemask_ps(_mm256_cmp_ps::<_CMP_GT_OQ>(a[i], b[i])));
+        (half(0) | half(1) << 8) as u16
+    }
+    #[inline(always)]
     fn sum(v: F) -> f32 {
         cpu!({
             let eight = _mm256_add_ps(v[0], v[1]);

@@ -126,6 +126,10 @@ impl Simd for Avx512 {
         cpu!(_mm512_mask_blend_ps(head(count), other, v))
     }
     #[inline(always)]
+    fn greater(a: __m512, b: __m512) -> u16 {
+        cpu!(_mm512_cmp_ps_mask::<_CMP_GT_OQ>(a, b))
+    }
+    #[inline(always)]
     fn sum(v: __m512) -> f32 {
         cpu!({
             let high = _mm512_castpd_ps(_mm512_castsi512_pd(_mm512_alignr_epi64::<4>(

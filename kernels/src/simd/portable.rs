@@ -138,6 +138,14 @@ impl Simd for Portable {
         lanes!(i => if i < count { v[i] } else { other[i] })
     }
     #[inline(always)]
+    fn greater(a: F, b: F) -> u16 {
+        let mut bits = 0;
+        for i in 0..16 {
+            bits |= u16::from(a[i] > b[i]) << i;
+        }
+        bits
+    }
+    #[inline(always)]
     fn sum(v: F) -> f32 {
         let eight: [f32; 8] = std::array::from_fn(|i| v[i] + v[i + 8]);
         let four: [f32; 4] = std::array::from_fn(|i| eight[i] + eight[i + 4]);
