@@ -59,14 +59,16 @@ impl SweepFigures {
         Duration::from_nanos(self.computed_ns.load(Relaxed))
     }
 
-    /// Has the reader `read` so many bytes.
-    pub(super) fn reading<T>(&self, bytes: u64, since: Instant, read: impl FnOnce() -> T) -> T {
+    /// The reader begins to read.
+    pub(super) fn begin_read(&self, since: Instant) {
         *self.read_now() = Some(since);
-        let outcome = read();
+    }
+
+    /// It has read so many bytes.
+    pub(super) fn end_read(&self, bytes: u64, since: Instant) {
         let mut reading = self.read_now();
         *reading = None;
         self.add_read(bytes, since);
-        outcome
     }
 
     fn read_now(&self) -> MutexGuard<'_, Option<Instant>> {
@@ -123,10 +125,10 @@ mod tests {
         let (figures, since) = (SweepFigures::default(), Instant::now());
         let after = |ms| since + Duration::from_millis(ms);
         assert_eq!(figures.used(after(9)), Duration::ZERO);
-        figures.reading(1_000, since, || {
-            assert_eq!(figures.used(after(7)), Duration::from_millis(7));
-            assert_eq!(figures.takes(1_000), Duration::ZERO, "nobody knows yet");
-        });
+        figures.begin_read(since);
+        assert_eq!(figures.used(after(7)), Duration::from_millis(7));
+        assert_eq!(figures.takes(1_000), Duration::ZERO, "nobody knows yet");
+        figures.end_read(1_000, since);
         let used = figures.used(after(7_000));
         assert_eq!((used, figures.read_bytes()), (figures.read_time(), 1_000), "the disk idles by now");
         let half = figures.takes(500).as_secs_f64() / used.as_secs_f64();

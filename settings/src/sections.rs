@@ -46,7 +46,7 @@ sections! {
         /// Cores to compute on, as 0-3,8
         cores: CoreList, --"cores" "LIST", Depends("all; of four or more, those without workers"), Up;
         /// How finely a CPU rounds activations for integer weights: auto (mixed), int8, mixed (15 bits where it matters), int15, or
-        /// exact (not at all, for whatever weights: several times as slow)
+        /// exact (not at all, for whatever weights: about half as fast)
         precision: Precision, --"precision" "PRECISION", Is("auto"), Executor;
         /// Of the device's memory, keys and values take no more than this
         kv_bytes: ByteCount, --"kv-bytes" "BYTES", Depends("all of it"), Executor;

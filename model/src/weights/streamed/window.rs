@@ -365,9 +365,11 @@ impl Reader {
             let (bytes, since) = (self.file.floor(floor).bytes() as u64, Instant::now());
             desk.reading = Some((floor, bytes, since));
             drop(desk);
-            // Counted before anybody sees it.
-            let outcome = self.figures.reading(bytes, since, || self.read(floor, &mut slab, since));
+            self.figures.begin_read(since);
+            let outcome = self.read(floor, &mut slab, since);
             let mut desk = shared.desk();
+            // Counted before anybody sees it.
+            self.figures.end_read(bytes, since);
             desk.note(bytes, since);
             desk.read.push(Read { floor, slab, outcome });
             drop(desk);

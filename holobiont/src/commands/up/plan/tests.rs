@@ -147,7 +147,7 @@ fn classes_reach_the_gateway_whole_and_executors_as_parts_of_memory() {
 fn every_setting_reaches_its_process() {
     let file = r#"
         model = { context_length = 7, weight_bytes = "1 MiB", random_weights = 25 }
-        executor = { device = "cuda:1", cores = "0-1", kv_bytes = "1 KiB", kv_dtype = "f16", adapter_bytes = 2, adapter_dtype = "bf16", device_adapter_bytes = "3 KiB", cold_start = "on-demand", link_gbps = 2.5, max_running = 3, max_waiting = 4, max_waiting_tokens = 25, chunk_tokens = 5 }
+        executor = { device = "cuda:1", cores = "0-1", precision = "int15", kv_bytes = "1 KiB", kv_dtype = "f16", adapter_bytes = 2, adapter_dtype = "bf16", device_adapter_bytes = "3 KiB", cold_start = "on-demand", link_gbps = 2.5, max_running = 3, max_waiting = 4, max_waiting_tokens = 25, chunk_tokens = 5 }
         gateway = { listen = "127.0.0.1:6", adapter_root = "/r", api_key_file = "/k", max_body_bytes = "2 KiB", max_sequences = 10, target_delay_ms = 26, delay_interval_ms = 27, flood_share = 0.5, threads = 8, insecure = true, requests_per_min_per_key = 11, requests_per_min_per_adapter = 12, max_connections = 13, header_timeout_ms = 14, body_timeout_ms = 15, stall_timeout_ms = 16, cors_origins = "http://a,http://b", vllm_metrics = true, routing = "most-idle", max_adapter_labels = 17, max_adapters = 18, max_adapter_file_bytes = "1 KiB", silence_ms = 19, executor_ca = "/eca", executor_cert = "/ec", executor_cert_key = "/eck", otlp_endpoint = "http://o" }
         training = { tenant_jobs = 28, max_training_file_bytes = "3 KiB", tenant_training_bytes = "4 KiB", tenant_state_bytes = "5 KiB" }
         memory = { device = "4 KiB", host = "1 KiB", disk = "2 KiB", directory = "/h", policy = "lru", tau_ms = 29, process = "1/2" }
@@ -167,7 +167,7 @@ fn every_setting_reaches_its_process() {
         LogFormat::Json,
     ));
     let expected = "--max-workers 1 --log-format json --grace-ms 9 --layers off --cores 0-1 --max-adapter-file-bytes 1024 --context-length 7 --weight-bytes 1048576 --random-weights 25 \
-        --device cuda:1 --kv-bytes 1024 --kv-dtype f16 --adapter-bytes 2 --adapter-dtype bf16 --device-adapter-bytes 3072 \
+        --device cuda:1 --precision int15 --kv-bytes 1024 --kv-dtype f16 --adapter-bytes 2 --adapter-dtype bf16 --device-adapter-bytes 3072 \
         --cold-start on-demand --link-gbps 2.5 --max-running 3 --max-waiting 4 --max-waiting-tokens 25 --chunk-tokens 5 \
         --device-bytes 4096 --host-bytes 1024 --disk-bytes 2048 --disk-directory /h --cache-policy lru --cache-tau-ms 29 --process-memory 1/2 --draft ngram --draft-tokens 30 --draft-bytes 2048 \
         --layer-listen 127.0.0.1:20 --layer-cert /c --layer-cert-key /ck --layer-client-ca /ca --layer-key-file /lk --layer-gateways front,spare \
