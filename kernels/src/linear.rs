@@ -18,6 +18,7 @@
 //! # Layout
 //!
 //! - `form`: panels, and how they are made. `pack`: matrices of them. `part`: what the products share. `chunk`: what a thread takes.
+//! - `packings`: how integer panels lie. `rows`: how activations meet them.
 //! - `rounded`: over `tile`s, which `float` and `integer` panels sum, and `tiled`, where a matrix unit does. `unrounded`, `transposed`: over `values`.
 
 mod chunk;
@@ -25,8 +26,10 @@ mod float;
 mod form;
 mod integer;
 mod pack;
+mod packings;
 mod part;
 mod rounded;
+mod rows;
 mod tile;
 mod tiled;
 mod transposed;

@@ -6,7 +6,7 @@ use super::{
     chunk::Chunk,
     float,
     form::Packing,
-    integer::{self, IntegerPacking},
+    packings::{self, IntegerPacking},
     part::{LinearPart, OutPtr, blocks, check_parts, for_each_part},
     tile::Tile,
     tiled::{MAX_ROWS, Tiled},
@@ -76,12 +76,12 @@ impl Kernel for Chunk<'_> {
                     Packing::F32 => self.rows::<S, float::Unrounded<f32>>(panel, rows),
                     Packing::F16 => self.rows::<S, float::Unrounded<u16>>(panel, rows),
                     Packing::Bf16 => self.rows::<S, float::Bf16>(panel, rows),
-                    Packing::Four8 => self.integers::<S, integer::Four8>(panel, rows, tiles),
-                    Packing::FourMinimum => self.integers::<S, integer::FourMinimum>(panel, rows, tiles),
-                    Packing::Eight128 => self.integers::<S, integer::Eight128>(panel, rows, tiles),
-                    Packing::EightMinimum => self.integers::<S, integer::EightMinimum>(panel, rows, tiles),
+                    Packing::Four8 => self.integers::<S, packings::Four8>(panel, rows, tiles),
+                    Packing::FourMinimum => self.integers::<S, packings::FourMinimum>(panel, rows, tiles),
+                    Packing::Eight128 => self.integers::<S, packings::Eight128>(panel, rows, tiles),
+                    Packing::EightMinimum => self.integers::<S, packings::EightMinimum>(panel, rows, tiles),
                     Packing::Eight128Halves => {
-                        self.integers::<S, integer::Eight128Halves>(panel, rows, tiles)
+                        self.integers::<S, packings::Eight128Halves>(panel, rows, tiles)
                     }
                 }
             }

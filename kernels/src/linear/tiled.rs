@@ -8,8 +8,9 @@ use std::{marker::PhantomData, mem::MaybeUninit, ops::Range};
 
 use super::{
     chunk::Chunk,
-    integer::{GROUP_BYTES, IntegerPacking, Rows, joined},
+    packings::{GROUP_BYTES, IntegerPacking},
     part::{Room, blocks},
+    rows::{Rows, joined},
 };
 use crate::{
     activations::SIDE,

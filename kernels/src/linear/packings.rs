@@ -1,0 +1,157 @@
+//! How integer panels lie, whatever computes the sums of their groups.
+
+use super::pack::PackedMatrix;
+use crate::{
+    activations::{Activations, GROUP},
+    simd::{LANES, Simd},
+};
+
+/// A packing of integers, whatever computes the sums of its groups.
+pub(super) trait IntegerPacking {
+    /// Bits of a code.
+    const BITS: usize;
+    /// Parts of a group that have a scale each: 1 or 2.
+    const PARTS: usize = 1;
+    /// Whether a group has a minimum behind its scale.
+    const HAS_MINIMUM: bool = false;
+    /// Whether codes have a zero point: [`IntegerPacking::starts`] are not all 0.
+    const HAS_ZERO: bool = true;
+
+    /// Zero points times sums of activations, negated, for each part of each group of each row; nothing without zero points.
+    fn starts(x: &Activations) -> &[i32];
+
+    /// Eight steps of four elements of each row of `panel`.
+    ///
+    /// # Safety
+    ///
+    /// Panel and group exist.
+    #[inline(always)]
+    unsafe fn codes<S: Simd>(w: &PackedMatrix, panel: usize, group: usize) -> [S::B; 8] {
+        let bytes = Self::BITS * GROUP_BYTES / 8;
+        // SAFETY: the caller's.
+        unsafe {
+            let codes = w.panel(panel).add(group * bytes);
+            if Self::BITS == 4 { unpack_four::<S>(codes) } else { load_eight::<S>(codes) }
+        }
+    }
+
+    /// The scales of a group, or its scale and minimum; the second of one scale is the first.
+    ///
+    /// # Safety
+    ///
+    /// As [`IntegerPacking::codes`].
+    #[inline(always)]
+    unsafe fn numbers<S: Simd>(w: &PackedMatrix, panel: usize, group: usize) -> [S::F; 2] {
+        // SAFETY: the caller's.
+        unsafe {
+            let behind = w.columns() * LANES * Self::BITS / 8;
+            let numbers = w.panel(panel).add(behind).cast::<u16>();
+            if Self::PARTS == 2 || Self::HAS_MINIMUM {
+                let numbers = numbers.add(group * 2 * LANES);
+                [S::load_f16(numbers), S::load_f16(numbers.add(LANES))]
+            } else {
+                [S::load_f16(numbers.add(group * LANES)); 2]
+            }
+        }
+    }
+}
+
+/// 4 bits, zero point 8, groups of 32.
+pub(super) struct Four8;
+/// 4 bits with minima, groups of 32.
+pub(super) struct FourMinimum;
+/// 8 bits, zero point 128, groups of 32.
+pub(super) struct Eight128;
+/// 8 bits with minima, groups of 32.
+pub(super) struct EightMinimum;
+/// 8 bits, zero point 128, groups of 16.
+pub(super) struct Eight128Halves;
+
+impl IntegerPacking for Four8 {
+    const BITS: usize = 4;
+
+    fn starts(x: &Activations) -> &[i32] {
+        &x.zero8
+    }
+}
+
+impl IntegerPacking for FourMinimum {
+    const BITS: usize = 4;
+    const HAS_MINIMUM: bool = true;
+    const HAS_ZERO: bool = false;
+
+    fn starts(_: &Activations) -> &[i32] {
+        &[]
+    }
+}
+
+impl IntegerPacking for Eight128 {
+    const BITS: usize = 8;
+
+    fn starts(x: &Activations) -> &[i32] {
+        &x.zero128
+    }
+}
+
+impl IntegerPacking for EightMinimum {
+    const BITS: usize = 8;
+    const HAS_MINIMUM: bool = true;
+    const HAS_ZERO: bool = false;
+
+    fn starts(_: &Activations) -> &[i32] {
+        &[]
+    }
+}
+
+impl IntegerPacking for Eight128Halves {
+    const BITS: usize = 8;
+    const PARTS: usize = 2;
+
+    fn starts(x: &Activations) -> &[i32] {
+        &x.zero128_halves
+    }
+}
+
+/// Bytes of a panel's group of 32 elements, a byte for each.
+pub(super) const GROUP_BYTES: usize = GROUP * LANES;
+
+/// Eight steps of four elements from 4-bit codes: low nibbles hold the first half of the group.
+#[inline(always)]
+unsafe fn unpack_four<S: Simd>(codes: *const u8) -> [S::B; 8] {
+    // SAFETY: the caller's: a group of 256 bytes lies at `codes`.
+    unsafe {
+        let v = [
+            S::load_bytes(codes),
+            S::load_bytes(codes.add(64)),
+            S::load_bytes(codes.add(128)),
+            S::load_bytes(codes.add(192)),
+        ];
+        [
+            S::low_nibbles(v[0]),
+            S::low_nibbles(v[1]),
+            S::low_nibbles(v[2]),
+            S::low_nibbles(v[3]),
+            S::high_nibbles(v[0]),
+            S::high_nibbles(v[1]),
+            S::high_nibbles(v[2]),
+            S::high_nibbles(v[3]),
+        ]
+    }
+}
+
+#[inline(always)]
+unsafe fn load_eight<S: Simd>(codes: *const u8) -> [S::B; 8] {
+    // SAFETY: the caller's: a group of 512 bytes lies at `codes`.
+    unsafe {
+        [
+            S::load_bytes(codes),
+            S::load_bytes(codes.add(64)),
+            S::load_bytes(codes.add(128)),
+            S::load_bytes(codes.add(192)),
+            S::load_bytes(codes.add(256)),
+            S::load_bytes(codes.add(320)),
+            S::load_bytes(codes.add(384)),
+            S::load_bytes(codes.add(448)),
+        ]
+    }
+}

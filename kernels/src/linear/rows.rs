@@ -1,0 +1,186 @@
+//! Rows of activations as integer panels meet them: the whole sums of a group, and how they enter the float sums.
+
+use super::packings::IntegerPacking;
+use crate::{
+    activations::{Activations, GROUP, SIDE, place_of_halves},
+    simd::Simd,
+};
+
+/// Rows of activations from one on, which lie interleaved: their bytes and what belongs to these.
+#[derive(Clone, Copy)]
+pub(super) struct Rows {
+    /// Groups of a row.
+    pub(super) groups: usize,
+    /// From a group to the next: rows that lie interleaved.
+    step: usize,
+    bytes: *const i8,
+    low: *const i8,
+    wide: *const u16,
+    /// The first of these rows among those that lie interleaved.
+    first: usize,
+    scales: *const f32,
+    sums: *const f32,
+    starts: *const i32,
+}
+
+impl Rows {
+    /// Those from `row` on, as the packing `P` meets them, as far as they lie interleaved.
+    #[inline(always)]
+    pub(super) fn of<P: IntegerPacking>(x: &Activations, row: usize) -> Self {
+        let (first, step) = x.place(row);
+        let starts = if P::PARTS == 2 { place_of_halves(first) } else { first };
+        Self {
+            groups: x.groups(),
+            step,
+            bytes: x.bytes.as_ptr().wrapping_add(first * GROUP),
+            low: x.low.as_ptr().wrapping_add(first * GROUP),
+            wide: x.wide.as_ptr().wrapping_add(row / SIDE * x.groups()),
+            first: row % SIDE,
+            scales: x.scales.as_ptr().wrapping_add(first),
+            sums: x.sums.as_ptr().wrapping_add(first),
+            starts: P::starts(x).as_ptr().wrapping_add(starts),
+        }
+    }
+
+    /// The bytes of a group of row `m`; of a wide one the high bytes.
+    #[inline(always)]
+    pub(super) fn bytes(&self, group: usize, m: usize) -> *const i8 {
+        self.bytes.wrapping_add((group * self.step + m) * GROUP)
+    }
+
+    /// The low bytes of a wide group of row `m`.
+    #[inline(always)]
+    pub(super) fn low(&self, group: usize, m: usize) -> *const i8 {
+        self.low.wrapping_add((group * self.step + m) * GROUP)
+    }
+
+    /// The rows whose group is wide, from the first of these on: bit `m` for row `m`.
+    ///
+    /// # Safety
+    ///
+    /// As [`Rows::start`].
+    #[inline(always)]
+    pub(super) unsafe fn wide(&self, group: usize) -> u32 {
+        // SAFETY: the caller's.
+        u32::from(unsafe { *self.wide.add(group) }) >> self.first
+    }
+
+    /// What the whole sum of a part of a group of row `m` begins with.
+    ///
+    /// # Safety
+    ///
+    /// Row and group exist, and byte forms were prepared.
+    #[inline(always)]
+    pub(super) unsafe fn start<P: IntegerPacking>(&self, group: usize, part: usize, m: usize) -> i32 {
+        // SAFETY: the caller's.
+        if P::HAS_ZERO { unsafe { *self.starts.add((group * P::PARTS + part) * self.step + m) } } else { 0 }
+    }
+
+    /// What the whole sums of both parts of a group of row `m` begin with; of a group that is one part, the second with 0.
+    ///
+    /// # Safety
+    ///
+    /// As [`Rows::start`].
+    #[inline(always)]
+    pub(super) unsafe fn starts<S: Simd, P: IntegerPacking>(&self, group: usize, m: usize) -> [S::I; 2] {
+        // SAFETY: the caller's.
+        unsafe {
+            let second = if P::PARTS == 2 { self.start::<P>(group, 1, m) } else { 0 };
+            [S::splat_i32(self.start::<P>(group, 0, m)), S::splat_i32(second)]
+        }
+    }
+
+    /// The whole sums of the parts of a group of row `m` that has a byte for each number.
+    ///
+    /// # Safety
+    ///
+    /// As [`Rows::start`].
+    #[inline(always)]
+    pub(super) unsafe fn narrow<S: Simd, P: IntegerPacking>(
+        &self,
+        group: usize,
+        m: usize,
+        codes: &[S::B; 8],
+    ) -> [S::I; 2] {
+        // SAFETY: the caller's.
+        unsafe { dot_group::<S, P>(self.starts::<S, P>(group, m), codes, self.bytes(group, m)) }
+    }
+
+    /// The same of a wide group.
+    ///
+    /// # Safety
+    ///
+    /// As [`Rows::start`].
+    #[inline(always)]
+    pub(super) unsafe fn two_bytes<S: Simd, P: IntegerPacking>(
+        &self,
+        group: usize,
+        m: usize,
+        codes: &[S::B; 8],
+    ) -> [S::I; 2] {
+        // SAFETY: the caller's.
+        unsafe {
+            let low = dot_group::<S, P>(self.starts::<S, P>(group, m), codes, self.low(group, m));
+            let high = dot_group::<S, P>([S::splat_i32(0); 2], codes, self.bytes(group, m));
+            [joined::<S>(high[0], low[0]), joined::<S>(high[1], low[1])]
+        }
+    }
+
+    /// `sum` and what a group of row `m` adds to it, whose parts have these whole sums.
+    ///
+    /// # Safety
+    ///
+    /// As [`Rows::start`].
+    #[inline(always)]
+    pub(super) unsafe fn add<S: Simd, P: IntegerPacking>(
+        &self,
+        parts: [S::I; 2],
+        numbers: [S::F; 2],
+        (group, m): (usize, usize),
+        mut sum: S::F,
+    ) -> S::F {
+        // SAFETY: the caller's.
+        unsafe {
+            let at = group * self.step + m;
+            let scale = S::splat(*self.scales.add(at));
+            if P::HAS_MINIMUM {
+                sum = S::fma(numbers[1], S::splat(*self.sums.add(at)), sum);
+            }
+            for part in 0..P::PARTS {
+                sum = S::fma(S::to_f32(parts[part]), S::mul(numbers[part], scale), sum);
+            }
+        }
+        sum
+    }
+}
+
+/// `starts`, and the sums of a group's parts with the bytes at `x`, exact.
+#[inline(always)]
+unsafe fn dot_group<S: Simd, P: IntegerPacking>(
+    starts: [S::I; 2],
+    codes: &[S::B; 8],
+    x: *const i8,
+) -> [S::I; 2] {
+    // SAFETY: the caller's: a group of bytes lies at `x`.
+    unsafe {
+        let first = dot_steps::<S, 4>(starts[0], codes, x);
+        let second = dot_steps::<S, 4>(starts[1], &codes[4..], x.add(GROUP / 2));
+        if P::PARTS == 2 { [first, second] } else { [S::add_i32(first, second), starts[1]] }
+    }
+}
+
+/// The whole sums of a wide group, from those of its high and its low bytes.
+#[inline(always)]
+pub(super) fn joined<S: Simd>(high: S::I, low: S::I) -> S::I {
+    S::add_i32(S::times_128(high), low)
+}
+
+/// `acc + sum over N steps`, exact.
+#[inline(always)]
+unsafe fn dot_steps<S: Simd, const N: usize>(mut acc: S::I, codes: &[S::B], x: *const i8) -> S::I {
+    for (step, &codes) in codes.iter().enumerate().take(N) {
+        // SAFETY: the caller's: 4 N bytes lie at `x`.
+        acc = S::dot_bytes(acc, codes, unsafe { x.add(4 * step).cast::<i32>().read_unaligned() });
+    }
+    acc
+}
