@@ -155,7 +155,10 @@ fn precision(fields: &mut Fields) -> Result<Precision, ApiError> {
     match fields.text("precision")?.as_deref() {
         None | Some("serving") => Ok(Precision::Serving),
         Some("exact") => Ok(Precision::Exact),
-        Some(other) => Err(wrong("precision", "'serving' or 'exact'", &other.into())),
+        Some(other) => {
+            let message = format!("'precision' must be 'serving' or 'exact', not '{other}'");
+            Err(ApiError::invalid("precision", message))
+        }
     }
 }
 
@@ -337,7 +340,7 @@ mod tests {
     fn a_precision_is_one_of_two_words() {
         assert_eq!(parse("{}").unwrap().precision, Precision::Serving);
         assert_eq!(parse(r#"{"precision":"exact"}"#).unwrap().precision, Precision::Exact);
-        assert!(parse(r#"{"precision":"int8"}"#).unwrap_err().to_string().contains("'serving' or 'exact'"));
+        assert!(parse(r#"{"precision":"int8"}"#).unwrap_err().to_string().contains("not 'int8'"));
     }
 
     #[test]
