@@ -59,6 +59,7 @@ pub(crate) struct FakePass {
     tick: Tick,
     pause: Duration,
     path: SitePath,
+    takes_linear: bool,
 }
 
 impl FakePass {
@@ -73,6 +74,7 @@ impl FakePass {
                 tick: Tick::default(),
                 pause: Duration::ZERO,
                 path: SitePath::Fast,
+                takes_linear: true,
             },
             log,
         )
@@ -81,6 +83,11 @@ impl FakePass {
     /// A pass that takes its time, so that requests can be met on their way.
     pub(crate) fn slow(blocks: u32) -> Self {
         Self { pause: Duration::from_millis(2), ..Self::new(blocks).0 }
+    }
+
+    /// A pass that has no linear path, as on a GPU.
+    pub(crate) fn of_one_path(self) -> Self {
+        Self { takes_linear: false, ..self }
     }
 
     /// What happens during its passes, to be set.
@@ -143,7 +150,7 @@ impl ForwardPass for FakePass {
     }
 
     fn takes_linear(&self) -> bool {
-        true
+        self.takes_linear
     }
 
     fn take(&mut self, path: SitePath) {

@@ -48,14 +48,6 @@ impl<P: IntegerPacking> Tile for P {
                 let codes = P::codes::<S>(w, panel, group);
                 let numbers = P::numbers::<S>(w, panel, group);
                 let wide = x.wide(group);
-                // Most groups have no wide row, and no branches then.
-                if wide & ((1 << M) - 1) == 0 {
-                    for (m, sum) in sums.iter_mut().enumerate() {
-                        let parts = x.narrow::<S, P>(group, m, &codes);
-                        *sum = x.add::<S, P>(parts, numbers, (group, m), *sum);
-                    }
-                    continue;
-                }
                 for (m, sum) in sums.iter_mut().enumerate() {
                     let parts = match wide >> m & 1 {
                         0 => x.narrow::<S, P>(group, m, &codes),

@@ -2,7 +2,10 @@
 
 use shmproto::message::Precision;
 
-use super::{Bench, Generate, ROOMY, assert_as_if_alone, assert_nothing_held, prompt, request};
+use super::{
+    Bench, Drafts, ErrorCode, FakePass, Generate, ROOMY, assert_as_if_alone, assert_nothing_held, prompt,
+    request,
+};
 
 fn exact(request: Generate) -> Generate {
     Generate { precision: Precision::Exact, ..request }
@@ -41,4 +44,17 @@ fn what_is_computed_exactly_is_shared_with_exact_requests_alone() {
     assert_eq!(cached, [0, 0, 48]);
     assert_ne!(bench.answer(1).content(), bench.answer(2).content(), "the fake's paths differ");
     assert_as_if_alone(&bench, &[plain, first, second]);
+}
+
+#[test]
+fn a_device_of_one_path_refuses_exact_requests_and_serves_the_others() {
+    let (pass, log) = FakePass::new(ROOMY.kv_blocks);
+    let mut bench = Bench::over(pass.of_one_path(), log, ROOMY, Drafts::default());
+    let plain = request(1, prompt(1, 20), 4);
+    bench.send(exact(Generate { request: 2, ..plain.clone() }));
+    bench.send(plain.clone());
+    bench.finish();
+    assert_eq!(bench.error(2), Some(ErrorCode::InvalidRequest));
+    assert_as_if_alone(&bench, &[plain]);
+    assert_nothing_held(&bench);
 }
