@@ -7,31 +7,20 @@
 use std::collections::BTreeMap;
 
 use policy::{
-    perf::{
-        line::Line,
-        plane::Plane,
-        serving::{ColdStart, Load, LoraForm, ServingModel},
-    },
-    routing::{self, Asked, Availability, Candidate, Forecast, Policy, Residency, Slo},
+    perf::serving::ServingModel,
+    routing::{self, Asked, Availability, Candidate, Forecast, Policy, Residency, Slo, seen::judged},
 };
 use shmproto::message::Generate;
 
 use crate::{
     adapters::{Entry, Registry},
-    executors::{Executors, books::Seen, member::Ready, prefixes::Blocks},
+    executors::{
+        Executors,
+        member::Ready,
+        prefixes::{Blocks, Known},
+    },
     lifecycle::Serving,
     random::random_u64,
-};
-
-/// What an executor is taken to need as long as one of them has not been seen to work: milliseconds for a step and each of
-/// its sequences, and for a prompt's tokens; a store of 1 GB/s. Alike for all, so only their proportions matter.
-const UNSEEN: ServingModel = ServingModel {
-    form: LoraForm::TrueRank,
-    decode: Plane { seconds_each: [5e-3, 1e-3, 1e-6, 1e-6] },
-    prefill: Plane { seconds_each: [5e-3, 1e-3, 1e-6] },
-    link: Line { alpha: 0.0, beta: 0.0 },
-    store: Line { alpha: 1e-9, beta: 5e-3 },
-    cold: ColdStart::Assisted,
 };
 
 /// What is chosen for.
@@ -88,9 +77,10 @@ impl Route {
     /// or if one of them has not been seen to work.
     #[must_use]
     pub fn forecast(&self, ready: &[Ready], registry: &Registry) -> Option<Forecast> {
+        let known = self.known();
         let candidates = ready.iter().map(|one| {
             let seen = self.executors.member(one.index).books().seen()?;
-            Some(self.candidate(one, seen.model, registry))
+            Some(self.candidate(one, seen.model, &known, registry))
         });
         let candidates = candidates.collect::<Option<Vec<_>>>()?;
         let chosen = routing::choose(Policy::RankAware, &self.asked, &candidates, 0)?;
@@ -119,9 +109,9 @@ impl Route {
             return can.pop();
         }
         let seen = can.iter().map(|one| self.executors.member(one.index).books().seen());
-        let seen: Option<Vec<_>> = seen.collect();
-        let models = seen.map_or(vec![UNSEEN; can.len()], |seen| judged(&self.asked, &seen));
-        let candidates = can.iter().zip(models).map(|(one, model)| self.candidate(one, model, registry));
+        let (models, known) = (judged(&self.asked, &seen.collect::<Vec<_>>()), self.known());
+        let candidates =
+            can.iter().zip(models).map(|(one, model)| self.candidate(one, model, &known, registry));
         let mut candidates: Vec<_> = candidates.collect();
         let has_room = |one: &Candidate| {
             one.availability == Availability::Open
@@ -143,11 +133,14 @@ impl Route {
         }
     }
 
-    fn candidate(&self, one: &Ready, model: ServingModel, registry: &Registry) -> Candidate {
+    /// What of the prompt was computed where.
+    fn known(&self) -> Known {
+        self.blocks.as_ref().map_or_else(Known::default, |blocks| self.executors.prefixes().known(blocks))
+    }
+
+    fn candidate(&self, one: &Ready, model: ServingModel, known: &Known, registry: &Registry) -> Candidate {
         let member = self.executors.member(one.index);
         let (books, load) = (member.books().loads(), member.executor().load());
-        let blocks = self.blocks.as_ref();
-        let cached = blocks.map_or(0, |blocks| self.executors.prefixes().known_tokens(blocks, one.index));
         let is_open = !member.is_drained() && load.held < load.limit;
         Candidate {
             executor: one.index,
@@ -159,40 +152,9 @@ impl Route {
                 Some((id, bytes)) if !registry.is_at(id, one.index) => Residency::Absent { bytes },
                 _ => Residency::Device,
             },
-            cached_tokens: cached as u64,
+            cached_tokens: known.tokens(one.index),
             promised_tpot_us: books.promised_tpot_us,
             availability: if is_open { Availability::Open } else { Availability::Closed },
         }
-    }
-}
-
-/// What each executor is taken to need. One whose timings are old counts as the fastest of the others until it is timed again:
-/// who was slow once would otherwise never be asked again, and so never be seen to be fast.
-fn judged(asked: &Asked, seen: &[Seen]) -> Vec<ServingModel> {
-    let load = Load::of(asked.rank, asked.prompt_tokens);
-    let takes = |model: &ServingModel| model.prefill_s(load) + asked.answer_tokens * model.step_s(load);
-    let faster = |a: ServingModel, b: ServingModel| if takes(&b) < takes(&a) { b } else { a };
-    let fastest = seen.iter().filter(|one| !one.is_stale).map(|one| one.model).reduce(faster);
-    let judged = |one: &Seen| match fastest {
-        Some(fastest) if one.is_stale => faster(one.model, fastest),
-        _ => one.model,
-    };
-    seen.iter().map(judged).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn who_was_slow_long_ago_is_tried_again() {
-        let asked = Asked { prompt_tokens: 10, rank: 8, slo: Slo::default(), answer_tokens: 20.0 };
-        let slow = ServingModel { decode: Plane { seconds_each: [5.0; 4] }, ..UNSEEN };
-        let seen = |model, is_stale| Seen { model, is_stale };
-        let judged = |seen: &[Seen]| judged(&asked, seen);
-        assert_eq!(judged(&[seen(slow, false), seen(UNSEEN, false)]), [slow, UNSEEN]);
-        assert_eq!(judged(&[seen(slow, true), seen(UNSEEN, false)]), [UNSEEN, UNSEEN]);
-        assert_eq!(judged(&[seen(slow, false), seen(UNSEEN, true)]), [slow, UNSEEN]);
-        assert_eq!(judged(&[seen(slow, true), seen(UNSEEN, true)]), [slow, UNSEEN]);
     }
 }

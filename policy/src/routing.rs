@@ -8,9 +8,13 @@
 //! - here: what is asked, who could take it, and the policies.
 //! - `score`: what Algorithm 1 makes of a candidate, as printed and mended; forecasts.
 //! - [`ledger`]: how the load of an executor is kept, request by request.
+//! - [`prefixes`]: who computed the beginning of a prompt last.
+//! - [`seen`]: what executors are taken to need, from what was seen of them.
 
 pub mod ledger;
+pub mod prefixes;
 mod score;
+pub mod seen;
 #[cfg(test)]
 mod tests;
 
@@ -183,6 +187,22 @@ pub fn choose(policy: Policy, asked: &Asked, candidates: &[Candidate], draw: u64
         rank.cmp(other_rank).then(one.executor.cmp(&other.executor))
     })?;
     Some(Choice { executor: best.executor, forecast: score::forecast(asked, best) })
+}
+
+/// All that can take the request, the best first: [`choose`] takes that one, and whoever cannot have it goes on to the next.
+#[must_use]
+pub fn ranked(policy: Policy, asked: &Asked, candidates: &[Candidate], draw: u64) -> Vec<Choice> {
+    let open = candidates.iter().filter(|candidate| candidate.availability == Availability::Open);
+    let mut ranked: Vec<_> =
+        open.map(|candidate| (rank(policy, asked, candidate, draw), candidate)).collect();
+    ranked.sort_unstable_by(|(rank, one), (other_rank, other)| {
+        rank.cmp(other_rank).then(one.executor.cmp(&other.executor))
+    });
+    let choice = |(_, one): (Rank, &Candidate)| Choice {
+        executor: one.executor,
+        forecast: score::forecast(asked, one),
+    };
+    ranked.into_iter().map(choice).collect()
 }
 
 /// What a request should see on a candidate.

@@ -9,8 +9,8 @@ use std::{
 };
 
 use policy::{
-    perf::serving::{ColdStart, Load, LoraForm, ServingFit, ServingModel},
-    routing::ledger::Ledger,
+    perf::serving::{ColdStart, Load, LoraForm, ServingFit},
+    routing::{ledger::Ledger, seen::Seen},
 };
 
 use crate::lock::lock;
@@ -24,15 +24,6 @@ const FRESH: Duration = Duration::from_secs(10);
 /// The books of one executor; clones share them.
 #[derive(Debug, Clone)]
 pub struct Books(Arc<Mutex<Pages>>);
-
-/// What an executor takes, as far as it was seen.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Seen {
-    /// What its timings say.
-    pub model: ServingModel,
-    /// Whether it has nothing to do, and they are old: it may have become faster, and nobody would notice.
-    pub is_stale: bool,
-}
 
 /// What an executor has to do.
 #[derive(Debug, Clone, Copy, PartialEq)]
