@@ -29,7 +29,7 @@ need_build_tools() {
 }
 
 # What a deployment runs, and what a person runs beside it.
-readonly programs_of_a_deployment=(holobiont gateway base-executor lora-worker holobiont-client holobiont-trainer)
+readonly programs_of_a_deployment=(holobiont gateway base-executor lora-worker holobiont-client holobiont-trainer endpoint-picker)
 
 # build PROFILE PROGRAM...: builds programs, and nothing else. By their names and not by `--package`: cargo then chooses
 # the features of what they are made of for the whole workspace, so all builds share what is compiled.

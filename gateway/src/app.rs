@@ -21,6 +21,7 @@ use crate::{
     lifecycle::{NotServing, Serving, Status},
     limits::AdapterLimits,
     metrics::Metrics,
+    random::random_u64,
     runs::Runs,
     telemetry::Sinks,
     training::Training,
@@ -67,6 +68,8 @@ pub struct App {
     pub runs: Arc<Runs>,
     /// When the process began to listen, for its uptime.
     pub started: Instant,
+    /// Its number, which the next process at its address has not.
+    pub instance: u64,
     /// Permits for large bodies.
     pub(crate) large_bodies: Arc<Semaphore>,
     draining: AtomicBool,
@@ -136,6 +139,7 @@ impl App {
             connections: parts.connections,
             runs: parts.runs,
             started: Instant::now(),
+            instance: random_u64(),
             large_bodies: Arc::new(Semaphore::new(LARGE_BODIES)),
             draining: AtomicBool::new(false),
             heavy: Arc::new(Semaphore::new(HEAVY_WORK)),

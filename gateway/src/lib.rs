@@ -6,7 +6,8 @@
 //! - [`connections`]: how many there may be, and what each may cost.
 //! - [`routes`]: the one table of what is served and who may use it; [`auth`], [`keys`] and [`limits`] enforce it,
 //!   `origin` keeps other people's web pages out, [`request`] names and logs what comes, `body` reads it.
-//! - [`health`], [`pages`], [`notify`]: what probes, browsers and the service manager are told.
+//! - [`health`], [`pages`], [`notify`]: what probes, browsers and the service manager are told; `fleet`: whoever chooses among
+//!   hosts.
 //! - [`openai`]: requests checked, answers shaped; [`app`]: what all handlers share; [`errors`]: how a failure looks.
 //! - [`text`]: tokenizer and chat template.
 //! - [`turns`]: whose turn it is, by [`classes`] of service, and [`attainment`] of what is promised to them; [`line`] is where
@@ -45,6 +46,7 @@ mod drain;
 pub mod errors;
 pub mod executor;
 pub mod executors;
+mod fleet;
 pub mod health;
 pub mod keys;
 pub mod layers;

@@ -18,7 +18,7 @@ use crate::{
     caller::Access,
     drain,
     errors::ApiError,
-    health,
+    fleet, health,
     metrics::text::CONTENT_TYPE,
     openai::{
         adapters, answer::Answer, ask::Ask, chat, collect, completions, files, fine_tuning, job::Job, models,
@@ -58,6 +58,7 @@ pub fn table() -> Vec<Route> {
         get("/health", Access::Open, self::get(health::health)),
         get("/ready", Access::Open, self::get(health::ready)),
         get("/metrics", Access::Metrics, self::get(metrics)),
+        get(fleet_protocol::PATH, Access::Metrics, self::get(fleet::load)),
         get("/version", Access::User, self::get(health::version)),
         get("/v1/models", Access::User, self::get(models::list)),
         get("/v1/models/{*id}", Access::User, self::get(models::one)),

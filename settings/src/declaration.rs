@@ -25,6 +25,8 @@ pub enum Process {
     Executor,
     /// `gateway`.
     Gateway,
+    /// `endpoint-picker`, which no deployment starts.
+    Picker,
     /// None: `holobiont up` uses it itself, or makes something else of it.
     Up,
 }

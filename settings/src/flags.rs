@@ -2,14 +2,15 @@
 
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
 
-use crate::{Preset, Process, Setting, all};
+use crate::{PICKER, Preset, Process, Setting, all};
 
 /// Gives a flag of a process what its declaration says: variable, default and help. Others stay as they are.
 ///
 /// To be used as `#[command(mut_args(settings::described))]`.
 #[must_use]
 pub fn described(arg: Arg) -> Arg {
-    let Some(setting) = all().find(|setting| Some(setting.flag) == arg.get_long()) else { return arg };
+    let mut known = all().chain(PICKER);
+    let Some(setting) = known.find(|setting| Some(setting.flag) == arg.get_long()) else { return arg };
     let arg = arg.env(setting.variable()).help(setting.help).long_help(None::<&str>);
     match setting.preset {
         Preset::Is(_) if setting.is_switch() => arg,

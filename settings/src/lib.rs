@@ -11,6 +11,7 @@
 //! - [`Setting`], [`Preset`], [`Process`]: a declaration
 //! - [`ModelSection`] and its siblings, [`all`]: the declarations
 //! - [`ByteCount`], [`CoreList`], [`DeviceChoice`] ...: what values may be
+//! - [`PICKER`]: those of `endpoint-picker`
 //! - `words`: those that are one of a few words; `draft`: or a path
 //! - [`ServiceClass`]: what is promised to tenants and adapters
 //! - [`variables`]: every other variable there is, and the refusal of all that are none
@@ -31,6 +32,7 @@ mod draft;
 pub mod exit;
 pub mod file;
 mod flags;
+mod picker;
 mod sections;
 mod values;
 pub mod variables;
@@ -41,6 +43,7 @@ pub use self::{
     declaration::{Preset, Process, Setting, Value},
     draft::Draft,
     flags::{SettingFlags, described},
+    picker::PICKER,
     sections::{
         DeploymentSection, ExecutorSection, GatewaySection, LayersSection, MemorySection, ModelSection,
         SECTIONS, SpeculationSection, TrainingSection, WorkersSection, all,

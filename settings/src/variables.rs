@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::{Setting, all};
+use crate::{PICKER, Setting, all};
 
 /// What all of them begin with.
 pub const PREFIX: &str = "HOLOBIONT_";
@@ -115,6 +115,9 @@ impl Variable {
         if let Some(setting) = all().find(|setting| setting.variable() == name) {
             return Ok(Self::Setting(setting));
         }
+        if PICKER.iter().any(|setting| setting.variable() == name) {
+            return Ok(Self::Other);
+        }
         if OTHERS.iter().any(|(_, names)| names.contains(&own)) {
             return Ok(Self::Other);
         }
@@ -140,7 +143,7 @@ fn nearest(name: &str) -> String {
     let in_file = |setting: &Setting| {
         format!("{PREFIX}{}_{}", setting.section.to_ascii_uppercase(), setting.field.to_ascii_uppercase())
     };
-    let settings = all().flat_map(|setting| {
+    let settings = all().chain(PICKER).flat_map(|setting| {
         [(setting.variable(), setting.variable()), (in_file(setting), setting.variable())]
     });
     let others = OTHERS.iter().flat_map(|(_, names)| names.iter()).map(|own| format!("{PREFIX}{own}"));

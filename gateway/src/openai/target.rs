@@ -1,5 +1,6 @@
 //! Which model a request means: the base, or an adapter by name or by generation. Never the base for anything else.
 
+use fleet_protocol::adapter_of;
 use ids::Generation;
 use serde_json::Value;
 
@@ -47,7 +48,7 @@ impl Wanted {
 
     /// Finds it among what `caller` may see: to everybody else it does not exist.
     pub fn find(self, app: &App, serving: &Serving, caller: &Caller) -> Result<Target, ApiError> {
-        let named = alias(&self.model, &serving.base_name);
+        let named = adapter_of(&self.model, &serving.base_name);
         let lease = match (named, &self.adapter) {
             (None, None) => None,
             (Some(alias), None) => Some(lease(app, caller, alias, &self.model)?),
@@ -70,15 +71,6 @@ impl Wanted {
             }
         };
         Ok(Target { name: self.model, lease })
-    }
-}
-
-/// The adapter that `model` names; `None` is the base.
-fn alias<'a>(model: &'a str, base: &str) -> Option<&'a str> {
-    match model.strip_prefix(base) {
-        Some("") => None,
-        Some(rest) => Some(rest.strip_prefix("::").or_else(|| rest.strip_prefix(':')).unwrap_or(model)),
-        None => Some(model),
     }
 }
 
@@ -134,19 +126,6 @@ fn check_generation(generation: &Generation, wanted: &str, name: &str) -> Result
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn an_adapter_is_named_alone_or_after_the_base() {
-        for model in ["a", "base:a", "base::a"] {
-            assert_eq!(alias(model, "base"), Some("a"), "{model}");
-        }
-        assert_eq!(alias("base", "base"), None);
-        // Never the base for something that only looks like it.
-        for model in ["basement", "bas", "other:a"] {
-            assert_eq!(alias(model, "base"), Some(model));
-        }
-        assert_eq!(alias("base:", "base"), Some(""));
-    }
 
     fn read(body: &str) -> Result<Wanted, ApiError> {
         Wanted::read(&mut Fields::parse(body.as_bytes())?)

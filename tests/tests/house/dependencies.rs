@@ -25,6 +25,9 @@ fn allowed(folder: &str) -> &'static str {
     match folder {
         "failpoint" | "ids" | "patience" | "keys" | "policy" | "settings" | "shmproto" | "tls"
         | "training-protocol" => "",
+        "fleet-protocol" => "policy",
+        // No model, no text: it sends requests on as they are.
+        "endpoint-picker" => "fleet-protocol policy settings",
         "kernels" => "ids",
         "files" => "ids shmproto",
         "text" => "files",
@@ -48,7 +51,9 @@ fn allowed(folder: &str) -> &'static str {
         // A client that learns.
         "tune" => "client files ids kernels model policy settings shmproto text training-protocol",
         // No model: it turns text into ids and back.
-        "gateway" => "failpoint files ids keys policy settings shmproto text tls training-protocol",
+        "gateway" => {
+            "failpoint files fleet-protocol ids keys policy settings shmproto text tls training-protocol"
+        }
         // Hostile input goes through the parsers of every process.
         "fuzz" => "cache files gateway holobiont ids model shmproto text tune",
         // Parts are measured alone, beside their peers.

@@ -1,0 +1,197 @@
+//! What a request asks for, as far as a host is chosen by it: the model, and the beginning of its prompt.
+//!
+//! What cannot be read is no fault here: the host that gets the request says what is wrong with it.
+
+use serde::{
+    Deserialize, Deserializer,
+    de::{DeserializeSeed, IgnoredAny, MapAccess, SeqAccess, Visitor},
+};
+
+/// Bytes of a prompt that are kept to know it again.
+pub const MAX_BEGINNING_BYTES: usize = 32 << 10;
+
+/// Bytes of text that make a token, about.
+pub const TOKEN_BYTES: usize = 4;
+
+/// The paths of requests that generate, on whatever host. All others have what they are about on one host.
+const GENERATE: [&str; 2] = ["/v1/chat/completions", "/v1/completions"];
+
+/// What the head of a request says.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Head {
+    /// The path, without a query.
+    pub path: String,
+    /// The key it comes with: who shares a prefix cache.
+    pub key: Vec<u8>,
+}
+
+impl Head {
+    /// Whether it generates tokens: any host can.
+    #[must_use]
+    pub fn generates(&self) -> bool {
+        GENERATE.contains(&self.path.as_str())
+    }
+}
+
+/// What the body of a request says.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(default)]
+pub struct Ask {
+    /// `model`, as it was sent.
+    #[serde(deserialize_with = "text_or_nothing")]
+    pub model: String,
+    /// `adapter`, if it names one.
+    #[serde(deserialize_with = "text_or_nothing")]
+    pub adapter: String,
+    /// `messages`.
+    messages: Prompt,
+    /// `prompt`.
+    prompt: Prompt,
+}
+
+impl Ask {
+    /// Reads a body; what is none of a request that generates asks for nothing.
+    #[must_use]
+    pub fn read(body: &[u8]) -> Self {
+        serde_json::from_slice(body).unwrap_or_default()
+    }
+
+    /// Tokens of the prompt, about.
+    #[must_use]
+    pub fn prompt_tokens(&self) -> u64 {
+        let bytes = self.messages.bytes + self.prompt.bytes;
+        bytes.div_ceil(TOKEN_BYTES as u64)
+    }
+
+    /// The prompt's first bytes.
+    #[must_use]
+    pub fn beginning(&self) -> &[u8] {
+        let Prompt { beginning, .. } = if self.messages.bytes > 0 { &self.messages } else { &self.prompt };
+        beginning
+    }
+}
+
+/// A text, or anything else, which is none.
+fn text_or_nothing<'de, D: Deserializer<'de>>(value: D) -> Result<String, D::Error> {
+    let mut prompt = Prompt::default();
+    Everything(&mut prompt).deserialize(value)?;
+    Ok(if prompt.is_text { String::from_utf8(prompt.beginning).unwrap_or_default() } else { String::new() })
+}
+
+/// A prompt of any form: all texts and numbers in it, one after the other.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+struct Prompt {
+    beginning: Vec<u8>,
+    bytes: u64,
+    /// It is one text and nothing else.
+    is_text: bool,
+}
+
+impl Prompt {
+    fn push(&mut self, bytes: &[u8]) {
+        self.bytes += bytes.len() as u64;
+        let room = MAX_BEGINNING_BYTES - self.beginning.len();
+        self.beginning.extend_from_slice(&bytes[..bytes.len().min(room)]);
+    }
+}
+
+impl<'de> Deserialize<'de> for Prompt {
+    fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
+        let mut prompt = Self::default();
+        Everything(&mut prompt).deserialize(value)?;
+        Ok(prompt)
+    }
+}
+
+/// Takes everything in a value into a prompt.
+struct Everything<'a>(&'a mut Prompt);
+
+impl<'de> DeserializeSeed<'de> for Everything<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, value: D) -> Result<(), D::Error> {
+        value.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Everything<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("anything")
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<(), E> {
+        self.0.is_text = self.0.bytes == 0;
+        self.0.push(text.as_bytes());
+        Ok(())
+    }
+
+    /// A token.
+    fn visit_u64<E>(self, token: u64) -> Result<(), E> {
+        self.0.push(&token.to_le_bytes()[..TOKEN_BYTES]);
+        Ok(())
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_unit<E>(self) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<(), A::Error> {
+        while items.next_element_seed(Everything(&mut *self.0))?.is_some() {}
+        self.0.is_text = false;
+        Ok(())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<(), A::Error> {
+        while fields.next_key::<IgnoredAny>()?.is_some() {
+            fields.next_value_seed(Everything(&mut *self.0))?;
+        }
+        self.0.is_text = false;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn model_and_prompt_are_read_whatever_their_form() {
+        let ask = Ask::read(br#"{"model":"base:a","messages":[{"role":"user","content":"Hello"}],"n":2}"#);
+        assert_eq!((ask.model.as_str(), ask.beginning()), ("base:a", &b"userHello"[..]));
+        assert_eq!(ask.prompt_tokens(), 3);
+        let ask = Ask::read(br#"{"prompt":[1,2,3],"adapter":"a","model":"m"}"#);
+        assert_eq!((ask.adapter.as_str(), ask.prompt_tokens()), ("a", 3));
+        let parts = br#"{"model":"m","messages":[{"role":"user","content":[{"type":"text","text":"Hi"}]}]}"#;
+        assert_eq!(Ask::read(parts).beginning(), b"usertextHi");
+        assert_eq!(Ask::read(br#"{"model":"m","prompt":"Hi","adapter":{"generation":"ab"}}"#).adapter, "");
+    }
+
+    #[test]
+    fn what_cannot_be_read_asks_for_nothing() {
+        for body in ["", "{", "[]", "7", r#"{"model":7}"#, r#"{"model":["a"]}"#, &"[".repeat(100_000)] {
+            assert_eq!(Ask::read(body.as_bytes()).model, "", "{:.20}", body);
+        }
+    }
+
+    #[test]
+    fn no_more_of_a_prompt_is_kept_than_the_limit() {
+        let body = format!(r#"{{"model":"m","prompt":["{0}","{0}"]}}"#, "x".repeat(MAX_BEGINNING_BYTES - 1));
+        let ask = Ask::read(body.as_bytes());
+        assert_eq!(ask.beginning().len(), MAX_BEGINNING_BYTES);
+        assert_eq!(ask.prompt_tokens(), (2 * MAX_BEGINNING_BYTES as u64 - 2).div_ceil(4));
+    }
+}

@@ -1,0 +1,140 @@
+//! The port: gRPC for Envoy and for probes, HTTP for probes and Prometheus.
+
+use std::{collections::VecDeque, sync::Arc, time::Duration};
+
+use axum::{
+    Json, Router,
+    extract::{Request, State},
+    http::{StatusCode, header},
+    response::{IntoResponse, Response},
+    routing::{get, post},
+};
+use futures::{Stream, stream};
+use serde_json::json;
+use tokio::time::timeout;
+use tonic::{
+    Status, Streaming,
+    server::{Grpc, StreamingService, UnaryService},
+};
+use tonic_prost::ProstCodec;
+
+use crate::{
+    exchange::Exchange,
+    messages::{
+        HealthCheckRequest, HealthCheckResponse, ProcessingRequest, ProcessingResponse, ServingStatus,
+    },
+    picker::Picker,
+};
+
+/// The service that Envoy calls.
+const PROCESSOR: &str = "envoy.service.ext_proc.v3.ExternalProcessor";
+/// Bytes of a message beside a body: heads and metadata.
+const HEAD_BYTES: usize = 1 << 20;
+/// How long the next part of a request may take, as long as nothing was decided for it.
+const PART_LIMIT: Duration = Duration::from_secs(30);
+
+/// Everything that is answered.
+pub fn router(picker: Arc<Picker>) -> Router {
+    Router::new()
+        .route("/envoy.service.ext_proc.v3.ExternalProcessor/Process", post(process))
+        .route("/grpc.health.v1.Health/Check", post(check))
+        .route("/health", get(health))
+        .route("/ready", get(ready))
+        .route("/metrics", get(metrics))
+        .with_state(picker)
+}
+
+/// Alive.
+async fn health() -> Json<serde_json::Value> {
+    Json(json!({ "status": "ok" }))
+}
+
+/// Whether a host is ready that a request could go to.
+async fn ready(State(picker): State<Arc<Picker>>) -> Response {
+    if picker.is_ready() {
+        return Json(json!({ "status": "ready" })).into_response();
+    }
+    let body = json!({ "status": "loading", "detail": "no host has said that it is ready" });
+    (StatusCode::SERVICE_UNAVAILABLE, Json(body)).into_response()
+}
+
+async fn metrics(State(picker): State<Arc<Picker>>) -> Response {
+    let kind = "text/plain; version=0.0.4; charset=utf-8";
+    ([(header::CONTENT_TYPE, kind)], picker.metrics.render(&picker.fleet)).into_response()
+}
+
+async fn check(State(picker): State<Arc<Picker>>, request: Request) -> Response {
+    let mut grpc = Grpc::new(ProstCodec::default());
+    grpc.unary(Check(picker), request).await.map(axum::body::Body::new)
+}
+
+async fn process(State(picker): State<Arc<Picker>>, request: Request) -> Response {
+    let limit = picker.max_body_bytes.saturating_add(HEAD_BYTES);
+    let mut grpc = Grpc::new(ProstCodec::default()).max_decoding_message_size(limit);
+    grpc.streaming(Process(picker), request).await.map(axum::body::Body::new)
+}
+
+/// The health protocol of gRPC.
+struct Check(Arc<Picker>);
+
+impl UnaryService<HealthCheckRequest> for Check {
+    type Response = HealthCheckResponse;
+    type Future = std::future::Ready<Result<tonic::Response<HealthCheckResponse>, Status>>;
+
+    fn call(&mut self, request: tonic::Request<HealthCheckRequest>) -> Self::Future {
+        let is_serving = match request.get_ref().service.as_str() {
+            "" | "liveness" => true,
+            "readiness" | PROCESSOR => self.0.is_ready(),
+            other => {
+                let message =
+                    format!("there is no service '{other}'; there are liveness, readiness and {PROCESSOR}");
+                return std::future::ready(Err(Status::not_found(message)));
+            }
+        };
+        let status = if is_serving { ServingStatus::Serving } else { ServingStatus::NotServing };
+        std::future::ready(Ok(tonic::Response::new(HealthCheckResponse { status: status.into() })))
+    }
+}
+
+/// A stream of Envoy's: one HTTP request.
+struct Process(Arc<Picker>);
+
+impl StreamingService<ProcessingRequest> for Process {
+    type Response = ProcessingResponse;
+    type ResponseStream = stream::BoxStream<'static, Result<ProcessingResponse, Status>>;
+    type Future = std::future::Ready<Result<tonic::Response<Self::ResponseStream>, Status>>;
+
+    fn call(&mut self, request: tonic::Request<Streaming<ProcessingRequest>>) -> Self::Future {
+        let answers = answers(Exchange::new(Arc::clone(&self.0)), request.into_inner());
+        std::future::ready(Ok(tonic::Response::new(Box::pin(answers))))
+    }
+}
+
+/// Everything that is said to a stream of parts.
+fn answers(
+    exchange: Exchange,
+    parts: Streaming<ProcessingRequest>,
+) -> impl Stream<Item = Result<ProcessingResponse, Status>> {
+    let begin = (exchange, parts, VecDeque::new());
+    stream::try_unfold(begin, |(mut exchange, mut parts, mut out)| async move {
+        loop {
+            if let Some(next) = out.pop_front() {
+                return Ok(Some((next, (exchange, parts, out))));
+            }
+            let Some(part) = next_part(&exchange, &mut parts).await? else { return Ok(None) };
+            exchange.take(part, &mut out).map_err(|error| Status::invalid_argument(error.to_string()))?;
+        }
+    })
+}
+
+/// An answer may take as long as it does; a request that is to be placed comes soon.
+async fn next_part(
+    exchange: &Exchange,
+    parts: &mut Streaming<ProcessingRequest>,
+) -> Result<Option<ProcessingRequest>, Status> {
+    if !exchange.is_asking() {
+        return parts.message().await;
+    }
+    let late = |_| Status::deadline_exceeded("the rest of the request did not come in time");
+    timeout(PART_LIMIT, parts.message()).await.map_err(late)?
+}

@@ -1,0 +1,279 @@
+//! One HTTP request, as Envoy tells of it part by part, and what it is told.
+//!
+//! ```text
+//! head, body in one piece:       head -> go on          body -> destination, or the answer to the caller
+//! head, body that is sent back:  head -> (nothing)      last piece -> head with destination, then the pieces
+//! head alone:                    head -> destination
+//! answer:                        every part -> go on as it is
+//! ```
+//!
+//! Which of them it is Envoy says in its first message. A body whose pieces go on one by one is not waited for: its head is
+//! gone before it is read. [`answers`] makes the messages.
+
+pub mod answers;
+
+use std::{collections::VecDeque, sync::Arc};
+
+use prost_types::{Struct, Value, value::Kind};
+
+use self::answers::{
+    body_goes_on, choice_in_body, choice_in_head, choice_in_trailers, head_goes_on, refused, sent_back,
+    too_large,
+};
+use crate::{
+    ask::Head,
+    fleet::choice::{Pick, Subset},
+    messages::{
+        Answer, BodySendMode, CommonAnswer, Empty, HttpBody, HttpHeaders, Metadata, Part, ProcessingRequest,
+        ProcessingResponse,
+    },
+    picker::Picker,
+};
+
+/// The metadata that say which hosts may be taken.
+const SUBSET: (&str, &str) = ("envoy.lb.subset_hint", "x-gateway-destination-endpoint-subset");
+/// The metadata that say where a request was answered.
+const SERVED: (&str, &str) = ("envoy.lb", "x-gateway-destination-endpoint-served");
+/// Most hosts that a subset names.
+const MAX_SUBSET: usize = 4_096;
+
+/// A message that makes no sense where it stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Misplaced {
+    /// A message without a part that is known.
+    #[error("the message has no part of a request that is known here")]
+    Nothing,
+    /// A body without a head.
+    #[error("a part of the request came before its head")]
+    NoHead,
+}
+
+/// How far a request is.
+#[derive(Debug)]
+enum Stage {
+    /// Nothing of it came.
+    Begin,
+    /// Its head came, and the rest will.
+    Asking(Head),
+    /// It goes to a host.
+    Sent(Pick),
+    /// It was answered.
+    Refused,
+}
+
+/// See the module's description.
+#[derive(Debug)]
+pub struct Exchange {
+    picker: Arc<Picker>,
+    stage: Stage,
+    request_mode: BodySendMode,
+    response_mode: BodySendMode,
+    subset: Subset,
+    body: Vec<u8>,
+}
+
+impl Exchange {
+    /// A request of which nothing came yet.
+    #[must_use]
+    pub fn new(picker: Arc<Picker>) -> Self {
+        Self {
+            picker,
+            stage: Stage::Begin,
+            request_mode: BodySendMode::Buffered,
+            response_mode: BodySendMode::None,
+            subset: None,
+            body: Vec::new(),
+        }
+    }
+
+    /// Whether more of the request must come before anything can be said.
+    #[must_use]
+    pub fn is_asking(&self) -> bool {
+        matches!(self.stage, Stage::Begin | Stage::Asking(_))
+    }
+
+    /// Takes a message; what is to be said to it comes to the end of `out`.
+    ///
+    /// # Errors
+    /// If it makes no sense where it stands; the stream is to end.
+    pub fn take(
+        &mut self,
+        request: ProcessingRequest,
+        out: &mut VecDeque<ProcessingResponse>,
+    ) -> Result<(), Misplaced> {
+        if let Some(config) = &request.protocol_config {
+            self.request_mode = config.request_body_mode();
+            self.response_mode = config.response_body_mode();
+        }
+        if request.observability_mode {
+            return Ok(());
+        }
+        let metadata = request.metadata_context.as_ref();
+        match request.part.ok_or(Misplaced::Nothing)? {
+            Part::RequestHeaders(headers) => {
+                self.subset = metadata.and_then(subset);
+                self.head(&headers, out);
+            }
+            Part::RequestBody(body) => self.piece(body, out)?,
+            Part::RequestTrailers(_) => self.trailers(out)?,
+            Part::ResponseHeaders(_) => {
+                self.served(metadata);
+                out.push_back(answer(Answer::ResponseHeaders(CommonAnswer::default())));
+            }
+            Part::ResponseBody(body) => out.push_back(match self.response_mode {
+                BodySendMode::FullDuplexStreamed => answer(Answer::ResponseBody(sent_back(body))),
+                _ => answer(Answer::ResponseBody(CommonAnswer::default())),
+            }),
+            Part::ResponseTrailers(_) => out.push_back(answer(Answer::ResponseTrailers(Empty {}))),
+        }
+        Ok(())
+    }
+
+    fn head(&mut self, headers: &HttpHeaders, out: &mut VecDeque<ProcessingResponse>) {
+        let head = head(headers);
+        match self.request_mode {
+            BodySendMode::None | BodySendMode::Streamed => self.choose(&head, choice_in_head, out),
+            _ if headers.end_of_stream => self.choose(&head, choice_in_head, out),
+            BodySendMode::FullDuplexStreamed => self.stage = Stage::Asking(head),
+            BodySendMode::Buffered | BodySendMode::BufferedPartial => {
+                self.stage = Stage::Asking(head);
+                out.push_back(head_goes_on());
+            }
+        }
+    }
+
+    fn piece(&mut self, body: HttpBody, out: &mut VecDeque<ProcessingResponse>) -> Result<(), Misplaced> {
+        let is_sent_back = self.request_mode == BodySendMode::FullDuplexStreamed;
+        match std::mem::replace(&mut self.stage, Stage::Refused) {
+            Stage::Begin => return Err(Misplaced::NoHead),
+            // Nobody listens any more.
+            Stage::Refused => {}
+            Stage::Sent(pick) => {
+                self.stage = Stage::Sent(pick);
+                out.push_back(if is_sent_back {
+                    answer(Answer::RequestBody(sent_back(body)))
+                } else {
+                    body_goes_on()
+                });
+            }
+            Stage::Asking(_) if self.body.len() + body.body.len() > self.picker.max_body_bytes => {
+                self.body = Vec::new();
+                out.push_back(too_large(self.picker.max_body_bytes));
+            }
+            Stage::Asking(head) if is_sent_back => {
+                self.body.extend_from_slice(&body.body);
+                if body.end_of_stream {
+                    self.choose(&head, choice_in_head, out);
+                    self.send_back(Last::Yes, out);
+                } else {
+                    self.stage = Stage::Asking(head);
+                }
+            }
+            Stage::Asking(head) => {
+                self.body = body.body;
+                self.choose(&head, choice_in_body, out);
+                self.body = Vec::new();
+            }
+        }
+        Ok(())
+    }
+
+    fn trailers(&mut self, out: &mut VecDeque<ProcessingResponse>) -> Result<(), Misplaced> {
+        match std::mem::replace(&mut self.stage, Stage::Refused) {
+            Stage::Begin => return Err(Misplaced::NoHead),
+            Stage::Refused => return Ok(()),
+            Stage::Sent(pick) => self.stage = Stage::Sent(pick),
+            // Its body was empty: there is no part left that could be changed.
+            Stage::Asking(head) if self.request_mode != BodySendMode::FullDuplexStreamed => {
+                self.choose(&head, choice_in_trailers, out);
+                return Ok(());
+            }
+            Stage::Asking(head) => {
+                self.choose(&head, choice_in_head, out);
+                self.send_back(Last::No, out);
+            }
+        }
+        if matches!(self.stage, Stage::Sent(_)) {
+            out.push_back(answer(Answer::RequestTrailers(Empty {})));
+        }
+        Ok(())
+    }
+
+    /// All of the request is there that is waited for.
+    fn choose(
+        &mut self,
+        head: &Head,
+        say: fn(&[String]) -> ProcessingResponse,
+        out: &mut VecDeque<ProcessingResponse>,
+    ) {
+        match self.picker.decide(head, &self.body, &self.subset) {
+            Ok(pick) => {
+                out.push_back(say(&pick.endpoints));
+                self.stage = Stage::Sent(pick);
+            }
+            Err(refusal) => {
+                out.push_back(refused(refusal));
+                self.stage = Stage::Refused;
+            }
+        }
+    }
+
+    /// Sends the body on, if the request goes to a host.
+    fn send_back(&mut self, last: Last, out: &mut VecDeque<ProcessingResponse>) {
+        let body = std::mem::take(&mut self.body);
+        if matches!(self.stage, Stage::Sent(_)) {
+            answers::pieces(&body, last == Last::Yes, out);
+        }
+    }
+
+    fn served(&self, metadata: Option<&Metadata>) {
+        let Stage::Sent(pick) = &self.stage else { return };
+        if let Some(Kind::StringValue(endpoint)) = metadata.and_then(|metadata| find(metadata, SERVED)) {
+            self.picker.metrics.served(pick.endpoints.first().is_some_and(|first| first == endpoint));
+            self.picker.fleet.served(pick, endpoint);
+        }
+    }
+}
+
+/// Whether anything follows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Last {
+    Yes,
+    No,
+}
+
+fn answer(answer: Answer) -> ProcessingResponse {
+    ProcessingResponse { answer: Some(answer), dynamic_metadata: None }
+}
+
+fn head(headers: &HttpHeaders) -> Head {
+    let find = |name| headers.headers.as_ref().and_then(|headers| headers.find(name));
+    let path = String::from_utf8_lossy(find(":path").unwrap_or_default());
+    let path = path.split(['?', '#']).next().unwrap_or_default().to_owned();
+    let key = find("authorization").or_else(|| find("x-api-key")).unwrap_or_default().to_vec();
+    Head { path, key }
+}
+
+fn find<'a>(metadata: &'a Metadata, (namespace, key): (&str, &str)) -> Option<&'a Kind> {
+    let fields: &Struct = metadata.filter_metadata.get(namespace)?;
+    fields.fields.get(key)?.kind.as_ref()
+}
+
+/// The hosts that may be taken, if metadata say: a list, or a text with commas. Anything else allows none.
+fn subset(metadata: &Metadata) -> Option<Vec<String>> {
+    let named = |text: &str| text.split(',').map(|one| one.trim().to_owned()).take(MAX_SUBSET).collect();
+    Some(match find(metadata, SUBSET)? {
+        Kind::StringValue(text) => named(text),
+        Kind::ListValue(list) => {
+            let text = |value: &Value| match &value.kind {
+                Some(Kind::StringValue(text)) => Some(text.clone()),
+                _ => None,
+            };
+            list.values.iter().filter_map(text).take(MAX_SUBSET).collect()
+        }
+        _ => Vec::new(),
+    })
+}
+
+#[cfg(test)]
+mod tests;

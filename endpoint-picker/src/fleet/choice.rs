@@ -1,0 +1,239 @@
+//! Which hosts a request goes to, by the functions that choose among the executors of one host ([`policy::routing`]).
+//!
+//! A candidate is an executor of a host. Hosts that know the adapter come into question, or, if none does, all: they say
+//! that there is none. Requests that generate nothing are about something that lies on one host, a file, a job or a session;
+//! they go to the first host there is, so that they meet again.
+
+use std::{hash::BuildHasher as _, sync::Arc, time::Instant};
+
+use fleet_protocol::adapter_of;
+use policy::{
+    perf::serving::Load,
+    routing::{
+        self, Asked, Availability, Candidate, Choice, Residency,
+        prefixes::{Blocks, Known},
+        seen::{Seen, judged},
+    },
+};
+
+use super::{
+    Fleet, Table,
+    host::{Host, Registered, Word},
+};
+use crate::ask::{Ask, Head, MAX_BEGINNING_BYTES, TOKEN_BYTES};
+
+/// Bytes of a prompt that are remembered as one.
+const BLOCK_BYTES: usize = 256;
+/// Most executors of a host that are told apart.
+const MAX_EXECUTORS: usize = 64;
+
+/// Where a request goes.
+#[derive(Debug)]
+pub struct Pick {
+    /// Endpoints, the best first.
+    pub endpoints: Vec<String>,
+    blocks: Blocks,
+}
+
+/// Why a request goes nowhere.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// No host that may be taken is ready.
+    #[error("no host is ready; try again shortly")]
+    Nobody,
+    /// Every host would break a promise.
+    #[error("no host can begin to answer in time; try again in {retry_after_s} s")]
+    Late {
+        /// When it may be better, in seconds.
+        retry_after_s: u64,
+    },
+}
+
+/// Hosts that may be taken; `None` for all.
+pub type Subset = Option<Vec<String>>;
+
+/// An adapter's rank and bytes, if a host knows it.
+type Found = Option<(u64, u64)>;
+
+/// A host that comes into question, as the request sees it.
+struct Seat<'a> {
+    host: &'a Host,
+    word: &'a Word,
+    /// The adapter's rank and bytes; `None` for the base, and for one that nobody knows.
+    adapter: Option<(&'a str, u64, u64)>,
+    /// It knows what was asked for.
+    is_known: bool,
+}
+
+impl Fleet {
+    /// Where a request goes, now.
+    ///
+    /// # Errors
+    /// Why it goes nowhere.
+    pub fn pick(&self, head: &Head, ask: &Ask, subset: &Subset, now: Instant) -> Result<Pick, Refusal> {
+        let mut table = self.table();
+        if !head.generates() {
+            return self.home(&table, subset, now);
+        }
+        let blocks = self.blocks(head, ask);
+        let seats = self.seats(&table, ask, subset, now);
+        let asked = self.asked(ask, &seats).ok_or(Refusal::Nobody)?;
+        let mut candidates = candidates(&asked, &seats, &table.prefixes.known(&blocks));
+        let draw = self.hasher.hash_one(table.decisions);
+        let mut ranked = routing::ranked(self.rules.policy, &asked, &candidates, draw);
+        if ranked.is_empty() {
+            // All are full: the one with the least to do lets it wait, or says that it may not.
+            candidates.iter_mut().for_each(|one| one.availability = Availability::Open);
+            ranked = routing::ranked(self.rules.policy, &asked, &candidates, draw);
+        }
+        let best = *ranked.first().ok_or(Refusal::Nobody)?;
+        check(&asked, &candidates, best)?;
+        let endpoints = endpoints(&seats, &ranked, 1 + self.rules.fallbacks);
+        table.decisions += 1;
+        let (number, executor) = (best.executor / MAX_EXECUTORS, best.executor % MAX_EXECUTORS);
+        if let Some(host) = table.hosts.values_mut().find(|host| host.number == number) {
+            host.send(now, executor, Load::of(asked.rank, asked.prompt_tokens));
+        }
+        table.prefixes.note(&blocks, number);
+        Ok(Pick { endpoints, blocks })
+    }
+
+    /// A request was answered at an endpoint, which may be another than the first.
+    pub fn served(&self, pick: &Pick, endpoint: &str) {
+        if pick.endpoints.first().is_some_and(|first| first == endpoint) {
+            return;
+        }
+        let mut table = self.table();
+        let number = table.hosts.values().find(|host| host.endpoint == endpoint).map(|host| host.number);
+        if let Some(number) = number {
+            table.prefixes.note(&pick.blocks, number);
+        }
+    }
+
+    /// The first host, and others if it fails.
+    fn home(&self, table: &Table, subset: &Subset, now: Instant) -> Result<Pick, Refusal> {
+        let ready = table.hosts.values().filter(|host| host.is_ready(now, self.rules.stale));
+        let allowed = ready.filter(|host| is_in(subset, host)).take(1 + self.rules.fallbacks);
+        let endpoints: Vec<_> = allowed.map(|host| host.endpoint.clone()).collect();
+        if endpoints.is_empty() {
+            Err(Refusal::Nobody)
+        } else {
+            Ok(Pick { endpoints, blocks: Blocks::default() })
+        }
+    }
+
+    /// What of the prompt is remembered. Whose key it came with, and which model it is for, share nothing with others.
+    pub(super) fn blocks(&self, head: &Head, ask: &Ask) -> Blocks {
+        let namespace = (&head.key, &ask.model, &ask.adapter);
+        let size = (BLOCK_BYTES, BLOCK_BYTES / TOKEN_BYTES, MAX_BEGINNING_BYTES / BLOCK_BYTES);
+        Blocks::of(&self.hasher, namespace, ask.beginning(), size)
+    }
+
+    /// The hosts that come into question.
+    fn seats<'a>(&self, table: &'a Table, ask: &'a Ask, subset: &Subset, now: Instant) -> Vec<Seat<'a>> {
+        let allowed = table.hosts.values().filter(|host| is_in(subset, host));
+        let ready = allowed.filter_map(|host| Some((host, host.ready_word(now, self.rules.stale)?)));
+        // Hosts that know the same adapters are asked once.
+        let mut last: Option<(&Arc<Registered>, Found)> = None;
+        let mut seats: Vec<_> = ready
+            .map(|(host, word)| {
+                let Some(name) = named(ask, &word.base) else {
+                    return Seat { host, word, adapter: None, is_known: true };
+                };
+                let found = match last {
+                    Some((registered, found)) if Arc::ptr_eq(registered, &word.registered) => found,
+                    _ => word.registered.get(name).map(|adapter| (adapter.rank, adapter.bytes)),
+                };
+                last = Some((&word.registered, found));
+                let adapter = found.map(|(rank, bytes)| (name, rank, bytes));
+                Seat { host, word, adapter, is_known: adapter.is_some() }
+            })
+            .collect();
+        if seats.iter().any(|seat| seat.is_known) {
+            seats.retain(|seat| seat.is_known);
+        }
+        seats
+    }
+
+    fn asked(&self, ask: &Ask, seats: &[Seat<'_>]) -> Option<Asked> {
+        let first = seats.first()?;
+        let answers = seats.iter().map(|seat| seat.word.answer_tokens).sum::<f64>();
+        Some(Asked {
+            prompt_tokens: ask.prompt_tokens(),
+            rank: first.adapter.map_or(0, |(_, rank, _)| rank),
+            slo: self.rules.slo,
+            answer_tokens: answers / seats.len() as f64,
+        })
+    }
+}
+
+/// The adapter a request means; `None` for the base.
+fn named<'a>(ask: &'a Ask, base: &str) -> Option<&'a str> {
+    match ask.adapter.as_str() {
+        "" => adapter_of(&ask.model, base),
+        adapter => Some(adapter),
+    }
+}
+
+fn is_in(subset: &Subset, host: &Host) -> bool {
+    subset.as_ref().is_none_or(|subset| subset.contains(&host.endpoint))
+}
+
+/// Every executor of every host.
+fn candidates(asked: &Asked, seats: &[Seat<'_>], known: &Known) -> Vec<Candidate> {
+    let each = |seat| executors(seat).map(move |index| (seat, index));
+    let executors: Vec<_> = seats.iter().flat_map(each).collect();
+    let seen: Vec<Option<Seen>> =
+        executors.iter().map(|(seat, index)| seat.word.executors[*index].timings.map(Into::into)).collect();
+    let models = judged(asked, &seen);
+    let candidate = |((seat, index), model): (&(&Seat<'_>, usize), _)| {
+        let told = &seat.word.executors[*index];
+        let queued = Load { requests: seat.word.queued_each(), ..Load::default() };
+        Candidate {
+            executor: seat.host.number * MAX_EXECUTORS + index,
+            model,
+            running: told.running.into(),
+            waiting: Load::from(told.waiting).plus(queued).plus(seat.host.on_the_way(*index)),
+            places: told.places,
+            adapter: match seat.adapter {
+                Some((name, _, bytes)) if !seat.word.has(*index, name) => Residency::Absent { bytes },
+                _ => Residency::Device,
+            },
+            cached_tokens: known.tokens(seat.host.number),
+            promised_tpot_us: told.promised_tpot_us,
+            availability: told.availability(),
+        }
+    };
+    executors.iter().zip(models).map(candidate).collect()
+}
+
+fn executors(seat: &Seat<'_>) -> std::ops::Range<usize> {
+    0..seat.word.executors.len().min(MAX_EXECUTORS)
+}
+
+/// Refuses if the best host would break a promise although there is something to wait for.
+fn check(asked: &Asked, candidates: &[Candidate], best: Choice) -> Result<(), Refusal> {
+    let Some(candidate) = candidates.iter().find(|one| one.executor == best.executor) else { return Ok(()) };
+    if candidate.requests() == 0 || routing::violations(asked, candidate) == 0 {
+        return Ok(());
+    }
+    let promised_us = asked.slo.ttft_us.unwrap_or(best.forecast.ttft_us);
+    let late_us = best.forecast.ttft_us.saturating_sub(promised_us);
+    Err(Refusal::Late { retry_after_s: late_us.div_ceil(1_000_000).max(1) })
+}
+
+/// The hosts of choices, each once.
+fn endpoints(seats: &[Seat<'_>], ranked: &[Choice], most: usize) -> Vec<String> {
+    let mut numbers: Vec<usize> = Vec::with_capacity(most);
+    for choice in ranked {
+        let number = choice.executor / MAX_EXECUTORS;
+        if numbers.len() == most {
+            break;
+        }
+        if !numbers.contains(&number) {
+            numbers.push(number);
+        }
+    }
+    let endpoint = |number| seats.iter().find(|seat| seat.host.number == number);
+    numbers.into_iter().filter_map(endpoint).map(|seat| seat.host.endpoint.clone()).collect()
+}

@@ -1,0 +1,177 @@
+//! One host: what it said last, and what was sent there since.
+
+use std::{
+    collections::{HashMap, HashSet},
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use fleet_protocol::{Adapter, Executor, Have, Report, State};
+use policy::perf::serving::Load;
+
+/// A request that was sent so long before a host was asked is in what it says; later ones may be on their way.
+const ON_THE_WAY: Duration = Duration::from_millis(50);
+
+/// Most requests that are remembered as on their way to a host.
+const MAX_SENT: usize = 4_096;
+
+/// A host left something out that nobody here has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("it left out adapters that were not told before")]
+pub struct NotHad;
+
+/// The adapters that a host can answer for, by name.
+#[derive(Debug, Default)]
+pub struct Registered {
+    tag: u64,
+    by_name: HashMap<String, Adapter>,
+}
+
+impl Registered {
+    /// The adapter of a name.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<&Adapter> {
+        self.by_name.get(name)
+    }
+}
+
+/// What a host said.
+#[derive(Debug)]
+pub(super) struct Word {
+    asked_at: Instant,
+    state: State,
+    instance: u64,
+    pub(super) base: String,
+    pub(super) answer_tokens: f64,
+    queued: u64,
+    pub(super) executors: Vec<Executor>,
+    pub(super) registered: Arc<Registered>,
+    resident_tag: u64,
+    resident: Vec<HashSet<String>>,
+}
+
+/// A request that was sent to a host.
+#[derive(Debug)]
+struct Sent {
+    at: Instant,
+    executor: usize,
+    load: Load,
+}
+
+/// A host.
+#[derive(Debug)]
+pub(super) struct Host {
+    /// No other ever has it.
+    pub(super) number: usize,
+    /// As Envoy is told it.
+    pub(super) endpoint: String,
+    word: Option<Word>,
+    sent: Vec<Sent>,
+}
+
+impl Host {
+    pub(super) fn new(number: usize, address: SocketAddr) -> Self {
+        Self { number, endpoint: address.to_string(), word: None, sent: Vec::new() }
+    }
+
+    pub(super) fn have(&self) -> Have {
+        let word = self.word.as_ref();
+        Have {
+            registered: word.map(|word| word.registered.tag),
+            resident: word.map(|word| word.resident_tag),
+        }
+    }
+
+    /// Its adapters, if they have this tag.
+    pub(super) fn registered(&self, tag: u64) -> Option<Arc<Registered>> {
+        let word = self.word.as_ref().filter(|word| word.registered.tag == tag)?;
+        Some(Arc::clone(&word.registered))
+    }
+
+    /// Whether another process is there than before.
+    pub(super) fn is_another(&self, report: &Report) -> bool {
+        self.word.as_ref().is_some_and(|word| word.instance != report.instance)
+    }
+
+    /// It said this; `shared` are adapters of the same tag that another host knows.
+    pub(super) fn hear(
+        &mut self,
+        asked_at: Instant,
+        report: Report,
+        shared: Option<Arc<Registered>>,
+    ) -> Result<(), NotHad> {
+        let before = self.word.take();
+        let tag = report.registered.tag;
+        let told = |adapters: Vec<Adapter>| {
+            let named = adapters.into_iter().map(|adapter| (adapter.name.clone(), adapter));
+            Arc::new(Registered { tag, by_name: named.collect() })
+        };
+        let registered = shared.or_else(|| report.registered.content.map(told)).ok_or(NotHad)?;
+        let resident_tag = report.resident.tag;
+        let kept = before.filter(|word| word.resident_tag == resident_tag).map(|word| word.resident);
+        let told =
+            |names: Vec<Vec<String>>| names.into_iter().map(|names| names.into_iter().collect()).collect();
+        let resident = report.resident.content.map(told).or(kept).ok_or(NotHad)?;
+        self.sent.retain(|sent| sent.at + ON_THE_WAY > asked_at);
+        self.word = Some(Word {
+            asked_at,
+            state: report.state,
+            instance: report.instance,
+            base: report.base,
+            answer_tokens: report.answer_tokens,
+            queued: report.queued,
+            executors: report.executors,
+            registered,
+            resident_tag,
+            resident,
+        });
+        Ok(())
+    }
+
+    /// It does not answer: what it said holds no more.
+    pub(super) fn forget(&mut self) {
+        self.word = None;
+        self.sent.clear();
+    }
+
+    pub(super) fn age(&self, now: Instant) -> Option<Duration> {
+        self.word.as_ref().map(|word| now.saturating_duration_since(word.asked_at))
+    }
+
+    pub(super) fn is_ready(&self, now: Instant, stale: Duration) -> bool {
+        self.ready_word(now, stale).is_some()
+    }
+
+    /// What it said, if that is not old and it takes requests.
+    pub(super) fn ready_word(&self, now: Instant, stale: Duration) -> Option<&Word> {
+        let word = self.word.as_ref()?;
+        let is_fresh = now.saturating_duration_since(word.asked_at) <= stale;
+        (is_fresh && word.state == State::Ready).then_some(word)
+    }
+
+    /// A request goes to one of its executors now.
+    pub(super) fn send(&mut self, at: Instant, executor: usize, load: Load) {
+        if self.sent.len() < MAX_SENT {
+            self.sent.push(Sent { at, executor, load });
+        }
+    }
+
+    /// What was sent to an executor since it said what it has.
+    pub(super) fn on_the_way(&self, executor: usize) -> Load {
+        let there = self.sent.iter().filter(|sent| sent.executor == executor);
+        there.fold(Load::default(), |sum, sent| sum.plus(sent.load))
+    }
+}
+
+impl Word {
+    /// Whether an executor has an adapter in memory.
+    pub(super) fn has(&self, executor: usize, adapter: &str) -> bool {
+        self.resident.get(executor).is_some_and(|names| names.contains(adapter))
+    }
+
+    /// Sequences that wait in the gateway, for each executor.
+    pub(super) fn queued_each(&self) -> u64 {
+        self.queued.div_ceil(self.executors.len().max(1) as u64)
+    }
+}

@@ -1,0 +1,230 @@
+use std::collections::BTreeSet;
+
+use fleet_protocol::{Adapter, Executor, State, Tagged, Timings, Work};
+use policy::routing::seen::{Seen, UNSEEN};
+
+use super::{
+    choice::{Pick, Refusal, Subset},
+    *,
+};
+use crate::ask::{Ask, Head};
+
+const STALE: Duration = Duration::from_secs(1);
+
+fn address(number: u8) -> SocketAddr {
+    SocketAddr::from(([10, 0, 0, number], 8080))
+}
+
+fn endpoint(number: u8) -> String {
+    address(number).to_string()
+}
+
+fn work(requests: u64, rank: u64, tokens: u64) -> Work {
+    let one = policy::perf::serving::Load::of(rank, tokens);
+    (0..requests).fold(policy::perf::serving::Load::default(), |sum, _| sum.plus(one)).into()
+}
+
+fn executor(running: Work) -> Executor {
+    let timings = Timings::from(Seen { model: UNSEEN, is_stale: false });
+    let (waiting, promised_tpot_us) = (Work::default(), None);
+    Executor { open: true, places: 64, running, waiting, promised_tpot_us, timings: Some(timings) }
+}
+
+/// A host that has nothing to do, knows the adapters `a` and `b`, and holds those of `resident`.
+fn report(resident: &[&str]) -> Report {
+    let adapter = |name: &str| Adapter { name: name.to_owned(), rank: 16, bytes: 64 << 20 };
+    Report {
+        state: State::Ready,
+        instance: 1,
+        base: "base".to_owned(),
+        answer_tokens: 50.0,
+        queued: 0,
+        executors: vec![executor(Work::default())],
+        registered: Tagged::of(vec![adapter("a"), adapter("b")], None),
+        resident: Tagged::of(vec![resident.iter().map(|name| (*name).to_owned()).collect()], None),
+    }
+}
+
+fn rules() -> Rules {
+    Rules { policy: Policy::RankAware, slo: Slo::default(), stale: STALE, fallbacks: 2 }
+}
+
+/// The hosts 1, 2 and so on, which said this now.
+fn fleet(rules: Rules, reports: &[Report]) -> (Fleet, Instant) {
+    let (fleet, now) = (Fleet::new(rules), Instant::now());
+    let numbers = 1..=u8::try_from(reports.len()).unwrap();
+    fleet.set_hosts(&numbers.clone().map(address).collect());
+    for (number, report) in numbers.zip(reports) {
+        fleet.heard(address(number), now, report.clone()).unwrap();
+    }
+    (fleet, now)
+}
+
+fn head() -> Head {
+    Head { path: "/v1/completions".to_owned(), key: b"Bearer k".to_vec() }
+}
+
+fn ask(model: &str, prompt: &str) -> Ask {
+    Ask::read(format!(r#"{{"model":"{model}","prompt":"{prompt}"}}"#).as_bytes())
+}
+
+fn pick(fleet: &Fleet, model: &str, now: Instant) -> Result<Pick, Refusal> {
+    fleet.pick(&head(), &ask(model, "Hello"), &None, now)
+}
+
+fn first(fleet: &Fleet, model: &str, now: Instant) -> String {
+    pick(fleet, model, now).unwrap().endpoints.remove(0)
+}
+
+#[test]
+fn a_request_goes_where_its_adapter_is_in_memory() {
+    let (fleet, now) = fleet(rules(), &[report(&[]), report(&["a"]), report(&["b"])]);
+    assert_eq!(first(&fleet, "a", now), endpoint(2));
+    assert_eq!(first(&fleet, "base:b", now), endpoint(3));
+    assert_eq!(pick(&fleet, "a", now).unwrap().endpoints.len(), 3, "the others are there if it fails");
+}
+
+#[test]
+fn a_host_that_does_not_know_the_adapter_is_no_candidate_unless_none_does() {
+    let mut stranger = report(&[]);
+    stranger.registered = Tagged::of(Vec::new(), None);
+    let (fleet, now) = fleet(rules(), &[stranger, report(&[])]);
+    assert_eq!(pick(&fleet, "a", now).unwrap().endpoints, [endpoint(2)]);
+    assert_eq!(pick(&fleet, "nobody's", now).unwrap().endpoints.len(), 2, "they say that there is none");
+}
+
+#[test]
+fn a_busy_host_is_left_alone_and_load_is_seen_as_soon_as_it_is_said() {
+    let mut busy = report(&["a"]);
+    busy.executors = vec![executor(work(60, 16, 500))];
+    let (fleet, now) = fleet(rules(), &[busy, report(&["a"])]);
+    assert_eq!(first(&fleet, "a", now), endpoint(2));
+    let mut busier = report(&["a"]);
+    busier.executors = vec![executor(work(64, 16, 2_000))];
+    let later = now + Duration::from_millis(100);
+    fleet.heard(address(2), later, busier).unwrap();
+    assert_eq!(first(&fleet, "a", later), endpoint(1));
+}
+
+#[test]
+fn a_burst_between_two_reports_is_spread() {
+    let (fleet, now) = fleet(rules(), &[report(&["a"]), report(&["a"])]);
+    let prompt = |index| format!("A prompt of its own, {index}");
+    let picked = (0..20).map(|index| fleet.pick(&head(), &ask("a", &prompt(index)), &None, now).unwrap());
+    let picked: Vec<String> = picked.map(|mut pick| pick.endpoints.remove(0)).collect();
+    for number in [1, 2] {
+        let count = picked.iter().filter(|one| **one == endpoint(number)).count();
+        assert_eq!(count, 10, "{picked:?}");
+    }
+}
+
+#[test]
+fn a_prompt_that_begins_like_one_before_goes_to_the_same_host() {
+    let (fleet, now) = fleet(rules(), &[report(&["a"]), report(&["a"])]);
+    let long = "A beginning that many questions have in common. ".repeat(200);
+    let at = |text: &str, key: &[u8], now| {
+        let head = Head { key: key.to_vec(), ..head() };
+        fleet.pick(&head, &ask("a", &format!("{long}{text}")), &None, now).unwrap().endpoints.remove(0)
+    };
+    let home = at("First?", b"k", now);
+    let later = now + Duration::from_millis(200);
+    for number in [1, 2] {
+        fleet.heard(address(number), later, report(&["a"])).unwrap();
+    }
+    // The other has less to do, if anything.
+    assert_eq!(at("Second?", b"k", later), home);
+    let number = if home == endpoint(1) { 1 } else { 2 };
+    let known = |key: &[u8]| {
+        let (head, ask) = (Head { key: key.to_vec(), ..head() }, ask("a", &long));
+        let table = fleet.table();
+        let host = table.hosts.get(&address(number)).unwrap().number;
+        table.prefixes.known(&fleet.blocks(&head, &ask)).tokens(host)
+    };
+    assert!(known(b"k") > 0);
+    assert_eq!(known(b"another's"), 0, "keys share nothing");
+    let mut another = report(&["a"]);
+    another.instance = 2;
+    let last = later + Duration::from_millis(200);
+    fleet.heard(address(3 - number), last, report(&["a"])).unwrap();
+    fleet.heard(address(number), last, another).unwrap();
+    assert_eq!(known(b"k"), 0, "it holds nothing now");
+}
+
+#[test]
+fn a_host_that_is_old_lost_or_not_ready_gets_nothing() {
+    let mut stopping = report(&["a"]);
+    stopping.state = State::Stopping;
+    let (fleet, now) = fleet(rules(), &[report(&["a"]), stopping]);
+    assert_eq!(pick(&fleet, "a", now).unwrap().endpoints, [endpoint(1)]);
+    assert_eq!(pick(&fleet, "a", now + 2 * STALE).unwrap_err(), Refusal::Nobody);
+    assert_eq!(fleet.count(now), Count { known: 2, ready: 1 });
+    fleet.lost(address(1));
+    assert_eq!(pick(&fleet, "a", now).unwrap_err(), Refusal::Nobody);
+    fleet.set_hosts(&BTreeSet::new());
+    assert_eq!(fleet.count(now), Count::default());
+}
+
+#[test]
+fn a_subset_is_kept_to() {
+    let (fleet, now) = fleet(rules(), &[report(&["a"]), report(&[]), report(&[])]);
+    let within = |subset: &[String]| {
+        let subset: Subset = Some(subset.to_vec());
+        fleet.pick(&head(), &ask("a", "Hello"), &subset, now).map(|pick| pick.endpoints)
+    };
+    assert_eq!(within(&[endpoint(3)]), Ok(vec![endpoint(3)]));
+    assert_eq!(within(&[]), Err(Refusal::Nobody));
+    assert_eq!(within(&["10.9.9.9:1".to_owned()]), Err(Refusal::Nobody));
+}
+
+#[test]
+fn what_generates_nothing_meets_on_the_first_host() {
+    let (fleet, now) = fleet(rules(), &[report(&[]), report(&["a"])]);
+    let files = Head { path: "/v1/files".to_owned(), ..Head::default() };
+    let at = |now| fleet.pick(&files, &Ask::default(), &None, now).map(|pick| pick.endpoints);
+    assert_eq!(at(now), Ok(vec![endpoint(1), endpoint(2)]));
+    fleet.lost(address(1));
+    assert_eq!(at(now), Ok(vec![endpoint(2)]));
+}
+
+#[test]
+fn a_promise_that_no_host_can_keep_is_refused_with_a_forecast_unless_one_is_idle() {
+    let slo = Slo { ttft_us: Some(1_000), tpot_us: None };
+    let mut busy = report(&["a"]);
+    busy.executors = vec![executor(work(64, 16, 1_000))];
+    let (late, now) = fleet(Rules { slo, ..rules() }, &[busy.clone(), busy]);
+    let Err(Refusal::Late { retry_after_s }) = pick(&late, "a", now) else { panic!("it is refused") };
+    assert!(retry_after_s >= 1);
+    let (idle, now) = fleet(Rules { slo, ..rules() }, &[report(&["a"])]);
+    assert!(pick(&idle, "a", now).is_ok(), "nothing is gained by waiting");
+}
+
+#[test]
+fn full_hosts_say_themselves_who_may_wait() {
+    let mut full = report(&["a"]);
+    full.executors[0].open = false;
+    let (fleet, now) = fleet(rules(), &[full]);
+    assert_eq!(first(&fleet, "a", now), endpoint(1));
+}
+
+#[test]
+fn who_leaves_out_what_was_never_told_is_asked_for_everything() {
+    let (fleet, now) = (Fleet::new(rules()), Instant::now());
+    fleet.set_hosts(&[address(1)].into());
+    assert_eq!(fleet.have(address(1)), Have::default());
+    let mut short = report(&["a"]);
+    short.registered.content = None;
+    assert!(fleet.heard(address(1), now, short.clone()).is_err());
+    fleet.heard(address(1), now, report(&["a"])).unwrap();
+    short.resident.content = None;
+    fleet.heard(address(1), now, short).unwrap();
+    assert_eq!(first(&fleet, "a", now), endpoint(1));
+}
+
+#[test]
+fn hosts_that_know_the_same_adapters_share_them() {
+    let (fleet, _) = fleet(rules(), &[report(&[]), report(&[])]);
+    let table = fleet.table();
+    let tag = report(&[]).registered.tag;
+    let known: Vec<_> = table.hosts.values().filter_map(|host| host.registered(tag)).collect();
+    assert!(Arc::ptr_eq(&known[0], &known[1]));
+}

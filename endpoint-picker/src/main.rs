@@ -1,0 +1,30 @@
+//! Parses, validates, runs.
+
+use std::{error::Error, process::ExitCode};
+
+use clap::Parser as _;
+use endpoint_picker::{
+    config::{Args, Config, ConfigError},
+    server,
+};
+use settings::{
+    exit::{Exit, in_one_line},
+    variables::{UnknownVariable, check_environment},
+};
+
+fn main() -> ExitCode {
+    serve().map_or_else(
+        |error| {
+            eprintln!("error: {}", in_one_line(&*error));
+            let is_usage = error.is::<ConfigError>() || error.is::<UnknownVariable>();
+            if is_usage { Exit::Usage } else { Exit::of_system(&*error) }.into()
+        },
+        |()| ExitCode::SUCCESS,
+    )
+}
+
+fn serve() -> Result<(), Box<dyn Error>> {
+    let args = Args::parse();
+    check_environment()?;
+    Ok(server::run(Config::try_from(args)?)?)
+}

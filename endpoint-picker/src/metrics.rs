@@ -1,0 +1,144 @@
+//! What is counted, and how Prometheus reads it.
+
+use std::{
+    collections::BTreeMap,
+    fmt::Write as _,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+use crate::fleet::Fleet;
+
+/// Upper bounds of how long decisions take, in microseconds.
+const BOUNDS_US: [u64; 10] = [5, 10, 20, 50, 100, 200, 500, 1_000, 10_000, 100_000];
+
+/// What came of a decision.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// A host was picked.
+    Picked,
+    /// None was ready.
+    Nobody,
+    /// None would have been in time.
+    Late,
+}
+
+impl Outcome {
+    const ALL: [Self; 3] = [Self::Picked, Self::Nobody, Self::Late];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Picked => "picked",
+            Self::Nobody => "no_host_ready",
+            Self::Late => "slo_unattainable",
+        }
+    }
+}
+
+/// See the module's description.
+#[derive(Debug, Default)]
+pub struct Metrics {
+    outcomes: [AtomicU64; 3],
+    /// Decisions by how long they took; the last took longest.
+    times: [AtomicU64; BOUNDS_US.len() + 1],
+    took_ns: AtomicU64,
+    /// Answers of the first endpoint, and of another.
+    served: [AtomicU64; 2],
+    /// Requests by the endpoint that came first.
+    picks: Mutex<BTreeMap<String, u64>>,
+}
+
+impl Metrics {
+    pub(crate) fn decided(&self, outcome: Outcome, endpoint: Option<&String>, took: Duration) {
+        self.outcomes[outcome as usize].fetch_add(1, Relaxed);
+        let us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+        let place = BOUNDS_US.iter().position(|bound| us <= *bound).unwrap_or(BOUNDS_US.len());
+        self.times[place].fetch_add(1, Relaxed);
+        self.took_ns.fetch_add(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX), Relaxed);
+        let Some(endpoint) = endpoint else { return };
+        let mut picks = self.picks.lock().unwrap_or_else(PoisonError::into_inner);
+        match picks.get_mut(endpoint) {
+            Some(count) => *count += 1,
+            None => _ = picks.insert(endpoint.clone(), 1),
+        }
+    }
+
+    /// A request was answered, by the endpoint that was picked or by another.
+    pub(crate) fn served(&self, by_first: bool) {
+        self.served[usize::from(!by_first)].fetch_add(1, Relaxed);
+    }
+
+    /// Everything, in the text format of Prometheus.
+    #[must_use]
+    pub fn render(&self, fleet: &Fleet) -> String {
+        let (mut out, now) = (String::new(), Instant::now());
+        let ages = fleet.ages(now);
+        // Endpoints that are gone take their series along.
+        let mut picks = self.picks.lock().unwrap_or_else(PoisonError::into_inner);
+        picks.retain(|endpoint, _| ages.iter().any(|(address, _)| address.to_string() == *endpoint));
+        let picks = picks.clone();
+        // Writing to a string cannot fail, here and below.
+        head(
+            &mut out,
+            "decisions_total",
+            "counter",
+            "Requests for which a host was looked for, by what came of it",
+        );
+        for outcome in Outcome::ALL {
+            let count = self.outcomes[outcome as usize].load(Relaxed);
+            let _ =
+                writeln!(out, "holobiont_picker_decisions_total{{outcome=\"{}\"}} {count}", outcome.name());
+        }
+        self.write_times(&mut out);
+        head(&mut out, "picks_total", "counter", "Requests by the endpoint that was picked for them");
+        for (endpoint, count) in picks {
+            let _ = writeln!(out, "holobiont_picker_picks_total{{endpoint=\"{endpoint}\"}} {count}");
+        }
+        head(
+            &mut out,
+            "served_total",
+            "counter",
+            "Answers by whether the endpoint that was picked gave them, or another",
+        );
+        for (by, count) in ["picked", "other"].iter().zip(&self.served) {
+            let _ = writeln!(out, "holobiont_picker_served_total{{by=\"{by}\"}} {}", count.load(Relaxed));
+        }
+        let count = fleet.count(now);
+        head(&mut out, "endpoints", "gauge", "Hosts, by whether they take requests");
+        for (state, count) in [("ready", count.ready), ("other", count.known - count.ready)] {
+            let _ = writeln!(out, "holobiont_picker_endpoints{{state=\"{state}\"}} {count}");
+        }
+        head(
+            &mut out,
+            "snapshot_age_seconds",
+            "gauge",
+            "How old what is known of a host is; absent if it does not answer",
+        );
+        for (endpoint, age) in ages.iter().filter_map(|(endpoint, age)| Some((endpoint, (*age)?))) {
+            let age = age.as_secs_f64();
+            let _ = writeln!(out, "holobiont_picker_snapshot_age_seconds{{endpoint=\"{endpoint}\"}} {age}");
+        }
+        out
+    }
+
+    fn write_times(&self, out: &mut String) {
+        const NAME: &str = "holobiont_picker_decision_seconds";
+        head(out, "decision_seconds", "histogram", "What a decision took, from the body to the endpoint");
+        let mut sum = 0;
+        for (bound_us, count) in BOUNDS_US.iter().zip(&self.times) {
+            sum += count.load(Relaxed);
+            let _ = writeln!(out, "{NAME}_bucket{{le=\"{}\"}} {sum}", *bound_us as f64 / 1e6);
+        }
+        sum += self.times[BOUNDS_US.len()].load(Relaxed);
+        let _ = writeln!(out, "{NAME}_bucket{{le=\"+Inf\"}} {sum}");
+        let _ = writeln!(out, "{NAME}_sum {}", self.took_ns.load(Relaxed) as f64 / 1e9);
+        let _ = writeln!(out, "{NAME}_count {sum}");
+    }
+}
+
+fn head(out: &mut String, name: &str, kind: &str, help: &str) {
+    let _ = writeln!(out, "# HELP holobiont_picker_{name} {help}\n# TYPE holobiont_picker_{name} {kind}");
+}

@@ -1,0 +1,174 @@
+//! Asks every host, again and again, what it has to do; and finds out which hosts there are.
+//!
+//! Each host has a task and a connection of its own, so a slow one holds nobody up. What it says is bounded in size and time.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use fleet_protocol::{Have, Report};
+use http_body_util::{BodyExt as _, Empty, Limited};
+use hyper::{
+    Request, StatusCode,
+    body::Bytes,
+    client::conn::http1::{SendRequest, handshake},
+    header::{AUTHORIZATION, HOST, HeaderValue},
+};
+use hyper_util::rt::TokioIo;
+use tokio::{
+    net::{TcpStream, lookup_host},
+    task::AbortHandle,
+    time::{MissedTickBehavior, interval, timeout},
+};
+
+use crate::picker::Picker;
+
+/// Longest report of a host, in bytes.
+const MAX_REPORT_BYTES: usize = 16 << 20;
+/// How often names are resolved.
+const RESOLVE_EVERY: Duration = Duration::from_secs(1);
+/// A host that does not answer is tried again so much later, at first and at most.
+const RETRY: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(1)];
+
+/// How hosts are asked.
+#[derive(Debug, Clone)]
+pub struct Scrape {
+    /// Names or addresses, with ports.
+    pub endpoints: Vec<String>,
+    /// How often.
+    pub every: Duration,
+    /// How long an answer may take.
+    pub limit: Duration,
+    /// The key's header.
+    pub key: Option<HeaderValue>,
+}
+
+/// Why a host was not understood.
+#[derive(Debug, thiserror::Error)]
+enum Fault {
+    #[error("{0}")]
+    Connect(#[from] std::io::Error),
+    #[error("{0}")]
+    Http(#[from] hyper::Error),
+    #[error("it took longer than {} ms", .0.as_millis())]
+    Slow(Duration),
+    #[error("it answered with {0}; the key must have the role metrics or admin")]
+    Status(StatusCode),
+    #[error("it said more than {MAX_REPORT_BYTES} bytes, or broke off")]
+    Body,
+    #[error("what it said is no report: {0}")]
+    Report(#[from] serde_json::Error),
+}
+
+/// Runs for ever: keeps the hosts of `picker` what the names stand for, and asks each of them.
+pub async fn run(picker: Arc<Picker>, scrape: Scrape) {
+    let scrape = Arc::new(scrape);
+    let mut tasks: HashMap<SocketAddr, AbortHandle> = HashMap::new();
+    let mut ticks = interval(RESOLVE_EVERY);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut last: HashMap<String, Vec<SocketAddr>> = HashMap::new();
+    loop {
+        ticks.tick().await;
+        for name in &scrape.endpoints {
+            match timeout(RESOLVE_EVERY, lookup_host(name)).await {
+                Ok(Ok(found)) => drop(last.insert(name.clone(), found.collect())),
+                // What it stood for before may still be there.
+                Ok(Err(error)) => tracing::debug!(name, %error, "a name is not resolved"),
+                Err(_) => tracing::debug!(name, "a name is not resolved in time"),
+            }
+        }
+        let hosts: BTreeSet<SocketAddr> = last.values().flatten().copied().collect();
+        picker.fleet.set_hosts(&hosts);
+        tasks.retain(|address, task| {
+            let stays = hosts.contains(address);
+            if !stays {
+                tracing::info!(%address, "a host is gone");
+                task.abort();
+            }
+            stays
+        });
+        for address in hosts {
+            tasks.entry(address).or_insert_with(|| {
+                tracing::info!(%address, "a host");
+                tokio::spawn(follow(Arc::clone(&picker), Arc::clone(&scrape), address)).abort_handle()
+            });
+        }
+    }
+}
+
+/// Asks one host for ever.
+async fn follow(picker: Arc<Picker>, scrape: Arc<Scrape>, address: SocketAddr) {
+    let mut pause = RETRY[0];
+    loop {
+        let began = Instant::now();
+        let Err(fault) = ask_on(&picker, &scrape, address).await;
+        picker.fleet.lost(address);
+        if pause == RETRY[0] {
+            tracing::warn!(%address, %fault, "a host does not answer");
+        }
+        // One that answered for a while is tried soon.
+        let answered = began.elapsed() > RETRY[1];
+        pause = if answered { RETRY[0] } else { (2 * pause).min(RETRY[1]) };
+        tokio::time::sleep(pause).await;
+    }
+}
+
+/// Asks over one connection until something goes wrong.
+async fn ask_on(
+    picker: &Picker,
+    scrape: &Scrape,
+    address: SocketAddr,
+) -> Result<std::convert::Infallible, Fault> {
+    let slow = |_| Fault::Slow(scrape.limit);
+    let stream = timeout(scrape.limit, TcpStream::connect(address)).await.map_err(slow)??;
+    stream.set_nodelay(true)?;
+    let (mut sender, connection) = handshake(TokioIo::new(stream)).await?;
+    let connection = tokio::spawn(connection);
+    let _ends = AbortOnDrop(connection.abort_handle());
+    let mut ticks = interval(scrape.every);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        let (asked_at, have) = (Instant::now(), picker.fleet.have(address));
+        let said = timeout(scrape.limit, ask(&mut sender, scrape, address, have)).await;
+        let report = said.map_err(slow)??;
+        if let Err(error) = picker.fleet.heard(address, asked_at, report) {
+            tracing::warn!(%address, %error, "a host is asked for everything");
+        }
+    }
+}
+
+async fn ask(
+    sender: &mut SendRequest<Empty<Bytes>>,
+    scrape: &Scrape,
+    address: SocketAddr,
+    have: Have,
+) -> Result<Report, Fault> {
+    let mut request = Request::new(Empty::new());
+    // A path of ours with numbers in it is a URI.
+    *request.uri_mut() = have.uri().parse().unwrap_or_default();
+    let host = HeaderValue::from_str(&address.to_string()).unwrap_or(HeaderValue::from_static("localhost"));
+    request.headers_mut().insert(HOST, host);
+    if let Some(key) = &scrape.key {
+        request.headers_mut().insert(AUTHORIZATION, key.clone());
+    }
+    sender.ready().await?;
+    let response = sender.send_request(request).await?;
+    if response.status() != StatusCode::OK {
+        return Err(Fault::Status(response.status()));
+    }
+    let body = Limited::new(response.into_body(), MAX_REPORT_BYTES).collect().await;
+    Ok(serde_json::from_slice(&body.map_err(|_| Fault::Body)?.to_bytes())?)
+}
+
+/// A task that ends with whoever holds this.
+struct AbortOnDrop(AbortHandle);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}

@@ -1,0 +1,290 @@
+//! What a gateway tells whoever chooses among hosts (`GET /v1/load`): its executors, what each has to do and takes for it,
+//! and which adapters it knows and holds.
+//!
+//! It is asked many times a second, so what changes seldom has a tag, made of its content: who names the tag of what they
+//! have is not told it again, and hosts that know the same adapters have the same tag.
+//!
+//! # Layout
+//!
+//! - [`Report`]: the answer; [`Executor`], [`Adapter`], [`Tagged`]: its parts.
+//! - [`adapter_of`]: which adapter a request means by `model`.
+//!
+//! # Principles
+//!
+//! - It says what is; what is made of it is `policy::routing`'s.
+//! - Nothing in it names a tenant, a key or a prompt.
+
+#![forbid(unsafe_code)]
+
+use std::{
+    hash::{DefaultHasher, Hash, Hasher as _},
+    str::FromStr,
+};
+
+use policy::{
+    perf::{
+        line::Line,
+        plane::Plane,
+        serving::{ColdStart, Load, LoraForm, ServingModel},
+    },
+    routing::{Availability, seen::Seen},
+};
+use serde::{Deserialize, Serialize};
+
+/// Where it is asked for.
+pub const PATH: &str = "/v1/load";
+
+/// Whether a gateway takes requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum State {
+    /// It does.
+    Ready,
+    /// Not yet, or no executor of it is there.
+    Unready,
+    /// Not any more: it ends.
+    Stopping,
+}
+
+/// What a gateway says of itself.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// Whether it takes requests.
+    pub state: State,
+    /// A number that another process at the same address has not.
+    pub instance: u64,
+    /// What the base model is called; empty as long as none is served.
+    pub base: String,
+    /// Tokens that answers have in the mean.
+    pub answer_tokens: f64,
+    /// Sequences that wait for their turn, and are with no executor yet.
+    pub queued: u64,
+    /// In the order of its settings.
+    pub executors: Vec<Executor>,
+    /// All adapters that it can answer for.
+    pub registered: Tagged<Vec<Adapter>>,
+    /// Names of adapters that are in the memory of each executor.
+    pub resident: Tagged<Vec<Vec<String>>>,
+}
+
+/// One of its executors.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Executor {
+    /// Whether it takes new requests: it is there, not drained, and not full.
+    pub open: bool,
+    /// Sequences that it computes together, at most.
+    pub places: u64,
+    /// What it is generating for.
+    pub running: Work,
+    /// What it has not begun to.
+    pub waiting: Work,
+    /// The shortest time for a token that was promised to one of those it has, in microseconds.
+    pub promised_tpot_us: Option<u64>,
+    /// What it takes for it; `None` before it was seen to work.
+    pub timings: Option<Timings>,
+}
+
+impl Executor {
+    /// Whether it can take a request.
+    #[must_use]
+    pub fn availability(&self) -> Availability {
+        if self.open { Availability::Open } else { Availability::Closed }
+    }
+}
+
+/// Requests, as far as time goes ([`Load`]).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Work {
+    requests: u64,
+    ranks: u64,
+    max_rank: u64,
+    tokens: u64,
+    token_ranks: u64,
+}
+
+impl From<Load> for Work {
+    fn from(load: Load) -> Self {
+        let Load { requests, ranks, max_rank, tokens, token_ranks } = load;
+        Self { requests, ranks, max_rank, tokens, token_ranks }
+    }
+}
+
+impl From<Work> for Load {
+    fn from(work: Work) -> Self {
+        let Work { requests, ranks, max_rank, tokens, token_ranks } = work;
+        Self { requests, ranks, max_rank, tokens, token_ranks }
+    }
+}
+
+/// What an executor takes, in seconds for each unit of work ([`ServingModel`], whose kernel computes each row at its own rank).
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Timings {
+    decode: [f64; 4],
+    prefill: [f64; 3],
+    link: [f64; 2],
+    store: [f64; 2],
+    waits_for_link: bool,
+    /// They are old, and it has nothing to do.
+    is_stale: bool,
+}
+
+impl From<Seen> for Timings {
+    fn from(Seen { model, is_stale }: Seen) -> Self {
+        let line = |line: Line| [line.alpha, line.beta];
+        Self {
+            decode: model.decode.seconds_each,
+            prefill: model.prefill.seconds_each,
+            link: line(model.link),
+            store: line(model.store),
+            waits_for_link: model.cold == ColdStart::Waits,
+            is_stale,
+        }
+    }
+}
+
+impl From<Timings> for Seen {
+    /// What is no time is none.
+    fn from(told: Timings) -> Self {
+        let time = |seconds: f64| if seconds.is_finite() { seconds.max(0.0) } else { 0.0 };
+        let line = |[alpha, beta]: [f64; 2]| Line { alpha: time(alpha), beta: time(beta) };
+        let model = ServingModel {
+            form: LoraForm::TrueRank,
+            decode: Plane { seconds_each: told.decode.map(time) },
+            prefill: Plane { seconds_each: told.prefill.map(time) },
+            link: line(told.link),
+            store: line(told.store),
+            cold: if told.waits_for_link { ColdStart::Waits } else { ColdStart::Assisted },
+        };
+        Self { model, is_stale: told.is_stale }
+    }
+}
+
+/// An adapter that a gateway can answer for.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Adapter {
+    /// What it is called.
+    pub name: String,
+    /// Its rank.
+    pub rank: u64,
+    /// Bytes of its factors.
+    pub bytes: u64,
+}
+
+/// What is told only to those who do not have it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tagged<T> {
+    /// A hash of the content.
+    pub tag: u64,
+    /// The content; `None` for who has this tag.
+    pub content: Option<T>,
+}
+
+impl<T: Hash> Tagged<T> {
+    /// For somebody who has what `known` is the tag of.
+    #[must_use]
+    pub fn of(content: T, known: Option<u64>) -> Self {
+        // Without a key, so that all hosts find the same.
+        let mut hasher = DefaultHasher::new();
+        content.hash(&mut hasher);
+        let tag = hasher.finish();
+        Self { tag, content: (known != Some(tag)).then_some(content) }
+    }
+}
+
+/// The tags of what somebody has, as the query of a request: `registered=1&resident=2`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Have {
+    /// Of the adapters that are known.
+    pub registered: Option<u64>,
+    /// Of those that are in memory.
+    pub resident: Option<u64>,
+}
+
+impl Have {
+    /// Path and query of the request.
+    #[must_use]
+    pub fn uri(&self) -> String {
+        let named = [("registered", self.registered), ("resident", self.resident)];
+        let pairs = named.into_iter().filter_map(|(name, tag)| Some(format!("{name}={}", tag?)));
+        let query = pairs.collect::<Vec<_>>().join("&");
+        if query.is_empty() { PATH.to_owned() } else { format!("{PATH}?{query}") }
+    }
+}
+
+/// A query that is none of [`Have`]'s.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NotTags;
+
+impl FromStr for Have {
+    type Err = NotTags;
+
+    fn from_str(query: &str) -> Result<Self, NotTags> {
+        let mut have = Self::default();
+        for (name, tag) in query
+            .split('&')
+            .filter(|pair| !pair.is_empty())
+            .map(|pair| pair.split_once('=').unwrap_or((pair, "")))
+        {
+            let tag = Some(tag.parse().map_err(|_| NotTags)?);
+            match name {
+                "registered" => have.registered = tag,
+                "resident" => have.resident = tag,
+                _ => return Err(NotTags),
+            }
+        }
+        Ok(have)
+    }
+}
+
+/// The adapter that `model` names where the base is called `base`: an adapter, `base:adapter` or `base::adapter`; `None` is
+/// the base.
+#[must_use]
+pub fn adapter_of<'a>(model: &'a str, base: &str) -> Option<&'a str> {
+    match model.strip_prefix(base) {
+        Some("") => None,
+        Some(rest) => Some(rest.strip_prefix("::").or_else(|| rest.strip_prefix(':')).unwrap_or(model)),
+        None => Some(model),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_adapter_is_named_alone_or_after_the_base() {
+        for model in ["a", "base:a", "base::a"] {
+            assert_eq!(adapter_of(model, "base"), Some("a"), "{model}");
+        }
+        assert_eq!(adapter_of("base", "base"), None);
+        // Never the base for something that only looks like it.
+        for model in ["basement", "bas", "other:a"] {
+            assert_eq!(adapter_of(model, "base"), Some(model));
+        }
+        assert_eq!(adapter_of("base:", "base"), Some(""));
+    }
+
+    #[test]
+    fn who_has_something_is_not_told_it_again() {
+        let adapters = || vec![Adapter { name: "a".to_owned(), rank: 8, bytes: 100 }];
+        let told = Tagged::of(adapters(), None);
+        assert_eq!(told.content, Some(adapters()));
+        assert_eq!(Tagged::of(adapters(), Some(told.tag)).content, None);
+        assert_eq!(Tagged::of(adapters(), Some(told.tag ^ 1)), told);
+        let have = Have { registered: Some(told.tag), resident: None };
+        let query = have.uri();
+        assert_eq!(query.split_once('?').map(|(_, query)| query.parse()), Some(Ok(have)));
+        assert_eq!((Have::default().uri().as_str(), "".parse()), (PATH, Ok(Have::default())));
+        for wrong in ["registered", "resident=x", "tenant=1"] {
+            assert_eq!(wrong.parse::<Have>(), Err(NotTags), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn what_is_told_is_what_was_seen() {
+        let seen = Seen { model: policy::routing::seen::UNSEEN, is_stale: true };
+        assert_eq!(Seen::from(Timings::from(seen)), seen);
+        let nonsense = Timings { decode: [f64::NAN, -1.0, f64::INFINITY, 2.0], ..Timings::from(seen) };
+        assert_eq!(Seen::from(nonsense).model.decode.seconds_each, [0.0, 0.0, 0.0, 2.0]);
+    }
+}
