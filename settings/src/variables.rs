@@ -42,6 +42,7 @@ const OTHERS: &[(&str, &[&str])] = &[
             "PROGRAMS",
             "BASE_EXECUTOR",
             "LLAMA_CPP",
+            "ENVOY",
             "TORCH_PYTHON",
             "PEER_SDIST",
             "PEER_JOBS",

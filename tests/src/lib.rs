@@ -15,6 +15,7 @@
 //! - [`repeats`]: how often what chance decides is repeated
 //! - [`watchdog`]: nothing waits for ever
 //! - [`tinker`]: training step by step, as the `tinker` package asks for it
+//! - [`fleet`]: several hosts behind Envoy and endpoint pickers
 //! - [`far`]: executors of other hosts, and the wires to them
 //! - [`split`]: split clients of a deployment: honest ones, the program, and those that mean harm
 //! - [`chaos`]: processes that die at named places while golden requests run
@@ -31,6 +32,7 @@ pub mod deployment;
 pub mod direct_adapters;
 pub mod far;
 pub mod fixtures;
+pub mod fleet;
 pub mod gpu;
 mod place;
 pub mod proc;

@@ -1,0 +1,145 @@
+//! Several hosts behind the real Envoy and two endpoint pickers: requests go where their adapters are, say the same wherever
+//! they run, and outlive hosts and pickers.
+
+use std::{
+    sync::{Arc, atomic::Ordering},
+    thread,
+    time::Duration,
+};
+
+use e2e_tests::{
+    Ask, BASE, Plan, Process,
+    chaos::{Traffic, Variants},
+    eventually,
+    fixtures::{self, prompt},
+    fleet::Fleet,
+    watched,
+};
+use rustix::process::Signal;
+use serde_json::json;
+
+const CLIENTS: u64 = 4;
+
+fn plan() -> Plan {
+    Plan::bare().workers(0)
+}
+
+#[test]
+fn a_request_goes_to_the_host_that_has_its_adapter_and_says_what_that_host_says() {
+    watched(|| {
+        let fleet = Fleet::start(2, plan, &[]);
+        // Each host has an adapter of its own.
+        for (index, (name, example)) in [("left", "pirate"), ("right", "haiku")].into_iter().enumerate() {
+            let host = fleet.host(index);
+            let path = host.place().adapters().join(name);
+            fixtures::variant(example, 16, &path);
+            host.client.load(name, &path);
+        }
+        eventually("the pickers know them", || {
+            let found = ["left", "right"].map(|name| fleet.client.try_ask(&Ask::new(name, prompt(1, 5), 1)));
+            found.iter().all(Result::is_ok)
+        });
+        for (index, name) in ["left", "right"].into_iter().enumerate() {
+            for (length, seed) in [(5, None), (200, Some(7))] {
+                let ask = Ask { seed, ..Ask::new(name, prompt(3, length), 8) };
+                let (through, direct) = (fleet.client.ask(&ask), fleet.host(index).client.ask(&ask));
+                assert_eq!((through.answer, through.generation), (direct.answer, direct.generation));
+                let (streamed, _) = fleet.client.stream(&ask).finish();
+                assert_eq!(streamed, fleet.client.ask(&ask).answer, "streams come through as they are");
+            }
+        }
+        let base = Ask::new(BASE, prompt(4, 40), 8);
+        let answers = [0, 1].map(|index| fleet.host(index).client.ask(&base).answer);
+        assert_eq!(fleet.client.ask(&base).answer, answers[0]);
+        assert_eq!(answers[0], answers[1]);
+        let missing = fleet.client.refusal(&Ask::new("nobody's", prompt(1, 5), 1));
+        assert_eq!((missing.0, missing.1.as_str()), (404, "model_not_found"));
+    });
+}
+
+#[test]
+fn a_beginning_that_was_computed_once_is_found_again_on_the_same_host() {
+    watched(|| {
+        let fleet = Fleet::start(2, plan, &[]);
+        let before = [0, 1].map(|index| fleet.generated(index));
+        for index in 0..8 {
+            let text = format!("{} Question {index}?", "One story that all of them are about. ".repeat(60));
+            let body = json!({ "model": BASE, "prompt": text, "max_tokens": 2, "ignore_eos": true });
+            fleet.client.try_post("/v1/completions", &body).expect("an answer");
+            // Long enough for the pickers to see that nobody has anything to do.
+            thread::sleep(Duration::from_millis(300));
+        }
+        let new = [0, 1].map(|index| fleet.generated(index) - before[index]);
+        assert!(new.contains(&0.0) && new.contains(&16.0), "one host has answered all: {new:?}");
+        let cached = [0, 1].map(|index| fleet.host(index).client.metric("holobiont_cached_tokens_total"));
+        assert!(cached.iter().sum::<f64>() > 7.0 * 300.0, "from its cache: {cached:?}");
+    });
+}
+
+#[test]
+fn hosts_and_pickers_may_die_and_be_drained_and_no_request_is_lost() {
+    watched(|| {
+        let mut fleet = Fleet::start(3, || plan().restless(), &[]);
+        let host = fleet.host(0);
+        let variants = Arc::new(Variants::learn(&host.client, &host.place().adapters(), 1));
+        for index in 0..3 {
+            fleet.host(index).client.load("steady", &variants.adapters[0].0);
+        }
+        let models = [BASE.to_owned(), "steady".to_owned()];
+        let mut traffic = Traffic::begin(&fleet.client, &variants, &models, CLIENTS);
+        let tally = Arc::clone(&traffic.tally);
+        let answered = || tally.answered.load(Ordering::Relaxed);
+        let more = |what: &str| {
+            let before = answered();
+            eventually(what, || answered() > before + 3 * CLIENTS);
+        };
+        let lost = || [&tally.retried, &tally.given_up].map(|count| count.load(Ordering::Relaxed));
+        more("all hosts serve");
+
+        // A picker: its stand-by goes on.
+        let before = fleet.decisions(1);
+        fleet.kill_picker(0);
+        more("the other picker is asked");
+        eventually("it decides", || fleet.decisions(1) > before);
+        assert_eq!(lost(), [0, 0], "nobody noticed");
+
+        // A host that is told to end: what it has it ends, and gets nothing new.
+        let drained = fleet.hosts[2].take().expect("it is there");
+        assert!(drained.stop().success());
+        fleet.until_ready(1, 2.0);
+        more("the others serve");
+        assert_eq!(lost(), [0, 0], "nobody noticed");
+
+        // A gateway that dies: streams under way break, everything else begins anew elsewhere.
+        fleet.host(1).signal(Process::Gateway, Signal::KILL);
+        more("the other serves");
+        eventually("it is back", || fleet.host(1).client.is_healthy());
+        fleet.until_ready(1, 2.0);
+        traffic.check();
+        let broken = lost()[0];
+        assert!(broken <= CLIENTS, "no more than were under way: {broken}");
+
+        // A host that is gone for good.
+        fleet.hosts[1].take().expect("it is there").kill_supervisor();
+        more("the last one serves");
+        traffic.check();
+        let tally = traffic.finish();
+        assert_eq!(tally.not_found.load(Ordering::Relaxed), 0, "everybody knows the adapter");
+        assert!(fleet.hosts[0].take().expect("it is there").stop().success());
+    });
+}
+
+#[test]
+fn a_promise_that_nobody_can_keep_is_refused_in_words_that_clients_understand() {
+    watched(|| {
+        let fleet = Fleet::start(1, plan, &[("PICKER_TTFT_MS", "1")]);
+        let slow = Ask::new(BASE, prompt(5, 400), 300);
+        let streams: Vec<_> = (0..2).filter_map(|_| fleet.client.try_stream(&slow).ok()).collect();
+        assert!(!streams.is_empty(), "who finds nothing to wait for is let in");
+        eventually("the picker has seen it", || {
+            let body = json!({ "model": BASE, "prompt": "Hello", "max_tokens": 1 });
+            let refused = fleet.client.try_post("/v1/completions", &body);
+            refused.is_err_and(|fault| fault.to_string() == "refused with 429 slo_unattainable")
+        });
+    });
+}
