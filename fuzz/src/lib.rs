@@ -6,7 +6,7 @@
 //! code that can be read, together with the answer it must get.
 //!
 //! # Layout
-//! - `targets`, `http`, `command`, `layers`, `training`, `store`: one function for each parser
+//! - `targets`, `http`, `command`, `layers`, `training`, `store`, `fleet`: one function for each parser
 //! - [`seeds`]: the published shapes, by target
 //! - [`mutate`]: deterministic mutations, so that CI explores too
 //! - [`parts`]: several files in one input
@@ -17,6 +17,7 @@
 #![forbid(unsafe_code)]
 
 mod command;
+mod fleet;
 pub mod guide;
 mod http;
 mod layers;
@@ -106,6 +107,9 @@ macro_rules! for_each_target {
             zmtp: "ZeroMQ's wire protocol, as a client sends it", layers::zmtp, PLAIN;
             channel: "the region that a split client may write", layers::channel, PLAIN;
             training_data: "a file of training data", training::data, SPLIT;
+            picker_body: "a request's body, as the endpoint picker reads it", fleet::body, PLAIN;
+            picker_messages: "what Envoy says to the endpoint picker", fleet::messages, BODY;
+            host_report: "what a gateway says of itself to the endpoint picker", fleet::report, BODY;
             kv_store: "a file of KV blocks", store::file, PLAIN;
         }
     };

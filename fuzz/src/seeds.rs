@@ -2,6 +2,7 @@
 
 mod adapter;
 mod command;
+mod fleet;
 mod gguf;
 mod http;
 mod layers;
@@ -120,6 +121,9 @@ pub fn of(target: &str) -> Vec<Seed> {
         "zmtp" => layers::zmtp(),
         "channel" => layers::channels(),
         "training_data" => training::files(),
+        "picker_body" => fleet::bodies(),
+        "picker_messages" => fleet::messages(),
+        "host_report" => fleet::reports(),
         "kv_store" => store::files(),
         _ => Vec::new(),
     }

@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use settings::{Preset, SECTIONS, Setting, variables::Variable};
+use settings::{PICKER, Preset, SECTIONS, Setting, variables::Variable};
 
 /// Ends of what is searched for variables.
 const TEXTS: [&str; 9] = ["rs", "md", "py", "sh", "toml", "env", "service", "yml", "html"];
@@ -70,10 +70,10 @@ fn every_variable_that_the_tree_names_is_known() {
     assert!(unknown.is_empty(), "{unknown:#?}");
 }
 
-/// The README's table of settings.
-fn table() -> String {
+/// A table of the README's.
+fn table(sections: &[&[Setting]]) -> String {
     let mut text = String::from("| Section | Field | Option | Default | |\n|---|---|---|---|---|\n");
-    for section in SECTIONS {
+    for section in sections {
         let mut name = format!("`[{}]`", section[0].section);
         for setting in *section {
             let (field, option, preset) = (setting.field, setting.flag, preset(setting));
@@ -93,16 +93,25 @@ fn preset(setting: &Setting) -> String {
     }
 }
 
-/// `UPDATE_REFERENCE=1` writes the table instead of comparing it.
+/// `UPDATE_REFERENCE=1` writes the tables instead of comparing them.
 #[test]
-fn the_readme_has_the_table_of_all_settings() {
+fn the_readme_has_the_tables_of_all_settings() {
     let path = root().join("README.md");
-    let readme = fs::read_to_string(&path).unwrap();
-    let (begin, end) = ("| Section | Field |", "| `[adapters]` |");
-    let (begin, end) = (readme.find(begin).unwrap(), readme.find(end).unwrap());
+    let mut readme = fs::read_to_string(&path).unwrap();
+    let parts = [(SECTIONS, "| `[adapters]` |"), (&[PICKER] as &[&[Setting]], "\nIt has `--routing`")];
+    let mut from = 0;
+    for (sections, end) in parts {
+        let begin = from + readme[from..].find("| Section | Field |").unwrap();
+        let end = begin + readme[begin..].find(end).unwrap();
+        let table = table(sections);
+        if std::env::var_os("UPDATE_REFERENCE").is_some() {
+            readme.replace_range(begin..end, &table);
+        } else {
+            assert_eq!(&readme[begin..end], table, "UPDATE_REFERENCE=1 writes it again");
+        }
+        from = begin + table.len();
+    }
     if std::env::var_os("UPDATE_REFERENCE").is_some() {
-        fs::write(&path, format!("{}{}{}", &readme[..begin], table(), &readme[end..])).unwrap();
-    } else {
-        assert_eq!(&readme[begin..end], table(), "UPDATE_REFERENCE=1 writes it again");
+        fs::write(&path, readme).unwrap();
     }
 }

@@ -63,6 +63,7 @@ fn processes() -> Vec<Command> {
         base_executor::check::CheckConfig::command(),
         base_executor::probe::ProbeConfig::command(),
         gateway::config::Args::command(),
+        endpoint_picker::config::Args::command(),
         lora_worker::config::Config::command(),
         client::cli::Cli::command(),
     ]
@@ -91,7 +92,7 @@ fn every_option_that_a_message_names_is_one_of_up_or_of_the_process() {
     }
     let known = &options_of(&processes()) | &up;
     let mut wrong = BTreeMap::new();
-    for (path, text) in messages(&["gateway", "base-executor", "lora-worker"]) {
+    for (path, text) in messages(&["gateway", "base-executor", "lora-worker", "endpoint-picker"]) {
         let strings = text.lines().filter(|line| !line.trim_start().starts_with("//"));
         for (option, line) in strings.flat_map(named).filter(|(option, _)| !known.contains(*option)) {
             wrong.insert(format!("{}: --{option}", path.display()), line.to_owned());

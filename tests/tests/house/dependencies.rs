@@ -55,14 +55,14 @@ fn allowed(folder: &str) -> &'static str {
             "failpoint files fleet-protocol ids keys policy settings shmproto text tls training-protocol"
         }
         // Hostile input goes through the parsers of every process.
-        "fuzz" => "cache files gateway holobiont ids model shmproto text tune",
+        "fuzz" => "cache endpoint-picker files gateway holobiont ids model policy shmproto text tune",
         // Parts are measured alone, beside their peers.
         "benches" => {
-            "base-executor cache client files ids kernels model policy shmproto simulator speculation text training-protocol tune"
+            "base-executor cache client endpoint-picker files fleet-protocol ids kernels model policy shmproto simulator speculation text training-protocol tune"
         }
         // The processes are programs to them; the tests read their tables of failpoints.
         "tests" => {
-            "base-executor client gateway holobiont ids lora-worker model patience settings shmproto speculation text"
+            "base-executor client endpoint-picker gateway holobiont ids lora-worker model patience settings shmproto speculation text"
         }
         _ => "files keys model settings text tls training-protocol",
     }

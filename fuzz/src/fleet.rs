@@ -1,0 +1,60 @@
+//! What reaches the endpoint picker: bodies of anybody, Envoy's messages, reports of gateways.
+
+use std::{
+    collections::VecDeque,
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use endpoint_picker::{
+    ask::Ask,
+    exchange::Exchange,
+    fleet::{Fleet, Rules},
+    messages::ProcessingRequest,
+    picker::Picker,
+};
+use policy::routing::{Policy, Slo};
+use prost::Message as _;
+
+use crate::{Outcome, targets::refused};
+
+const HOST: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 80);
+const MAX_BODY_BYTES: usize = 8 << 20;
+
+fn rules() -> Rules {
+    Rules { policy: Policy::RankAware, slo: Slo::default(), stale: Duration::from_secs(3600), fallbacks: 2 }
+}
+
+/// Whatever a body is, it asks for something, or for nothing; that is no error, for the host says what is wrong.
+pub(crate) fn body(input: &[u8]) -> Outcome {
+    let ask = Ask::read(input);
+    assert!(ask.prompt_tokens() <= 4 * input.len() as u64, "no more was asked than was said");
+    if ask.model.is_empty() { Err("it names no model".to_owned()) } else { Ok(()) }
+}
+
+/// Messages one after the other, each behind its length in four bytes, as gRPC has them.
+pub(crate) fn messages(mut input: &[u8]) -> Outcome {
+    let mut exchange = Exchange::new(Arc::new(Picker::new(rules(), MAX_BODY_BYTES)));
+    let mut out = VecDeque::new();
+    while let Some((length, rest)) = input.split_first_chunk::<4>() {
+        let length = usize::try_from(u32::from_be_bytes(*length)).map_err(refused)?;
+        let (message, rest) = rest.split_at_checked(length).ok_or("it breaks off")?;
+        let message = ProcessingRequest::decode(message).map_err(refused)?;
+        exchange.take(message, &mut out).map_err(refused)?;
+        out.clear();
+        input = rest;
+    }
+    Ok(())
+}
+
+/// A report that is believed leads to a host, or to a refusal.
+pub(crate) fn report(input: &[u8]) -> Outcome {
+    let report = serde_json::from_slice(input).map_err(refused)?;
+    let (fleet, now) = (Fleet::new(rules()), Instant::now());
+    fleet.set_hosts(&[HOST].into());
+    fleet.heard(HOST, now, report).map_err(refused)?;
+    let head = endpoint_picker::ask::Head { path: "/v1/completions".to_owned(), key: Vec::new() };
+    let ask = Ask::read(br#"{"model":"a","prompt":"Hello"}"#);
+    fleet.pick(&head, &ask, &None, now).map(drop).map_err(refused)
+}
