@@ -8,7 +8,7 @@ use std::{
 };
 
 use e2e_tests::{
-    Ask, BASE, Plan, Process,
+    Ask, BASE, EXAMPLES, Plan, Process,
     chaos::{Traffic, Variants},
     eventually,
     fixtures::{self, prompt},
@@ -83,7 +83,10 @@ fn hosts_and_pickers_may_die_and_be_drained_and_no_request_is_lost() {
         let host = fleet.host(0);
         let variants = Arc::new(Variants::learn(&host.client, &host.place().adapters(), 1));
         for index in 0..3 {
-            fleet.host(index).client.load("steady", &variants.adapters[0].0);
+            // What it has learned, made again where each host may read it.
+            let path = fleet.host(index).place().adapters().join("steady");
+            fixtures::variant(EXAMPLES[0], 16, &path);
+            assert_eq!(fleet.host(index).client.load("steady", &path), variants.adapters[0].1);
         }
         let models = [BASE.to_owned(), "steady".to_owned()];
         let mut traffic = Traffic::begin(&fleet.client, &variants, &models, CLIENTS);
