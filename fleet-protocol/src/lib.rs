@@ -31,6 +31,9 @@ use policy::{
 };
 use serde::{Deserialize, Serialize};
 
+/// Most of anything that a host has: sums of a few are far from the largest number.
+pub const MAX_COUNT: u64 = 1 << 48;
+
 /// Where it is asked for.
 pub const PATH: &str = "/v1/load";
 
@@ -110,8 +113,11 @@ impl From<Load> for Work {
 }
 
 impl From<Work> for Load {
+    /// What no host can have counts as the most it can.
     fn from(work: Work) -> Self {
         let Work { requests, ranks, max_rank, tokens, token_ranks } = work;
+        let [requests, ranks, max_rank, tokens, token_ranks] =
+            [requests, ranks, max_rank, tokens, token_ranks].map(|count| count.min(MAX_COUNT));
         Self { requests, ranks, max_rank, tokens, token_ranks }
     }
 }

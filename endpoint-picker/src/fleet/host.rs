@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use fleet_protocol::{Adapter, Executor, Have, Report, State};
+use fleet_protocol::{Adapter, Executor, Have, MAX_COUNT, Report, State};
 use policy::perf::serving::Load;
 
 /// A request that was sent so long before a host was asked is in what it says; later ones may be on their way.
@@ -172,6 +172,6 @@ impl Word {
 
     /// Sequences that wait in the gateway, for each executor.
     pub(super) fn queued_each(&self) -> u64 {
-        self.queued.div_ceil(self.executors.len().max(1) as u64)
+        self.queued.min(MAX_COUNT).div_ceil(self.executors.len().max(1) as u64)
     }
 }

@@ -93,7 +93,7 @@ pub(super) fn forecast(asked: &Asked, candidate: &Candidate) -> Forecast {
 
 /// How long it waits for a place: of those that run, one ends each `answer / places` steps.
 fn place_s(asked: &Asked, candidate: &Candidate, step_s: f64) -> f64 {
-    let missing = (candidate.requests() + 1).saturating_sub(candidate.places) as f64;
+    let missing = candidate.requests().saturating_add(1).saturating_sub(candidate.places) as f64;
     missing * answer(asked) * step_s / candidate.places.max(1) as f64
 }
 
