@@ -6,7 +6,7 @@
 //! - [`limits`] (what the machine can do), [`llama_cpp`] (beside its tools and its server), [`xab`], [`board`], [`cold`] (cold starts, decode in their modes,
 //!   and the crossover), [`executors`], [`far`] (one on another host), [`split`] (split clients: rate and calls, batching, beside resident requests,
 //!   masking), [`gpu`], [`reality`] and [`fleet`] (the simulator beside what it simulates), [`fairness`] (tenants beside each other),
-//!   [`perf_model`] (what ranks cost), [`stream`] (a base that comes from a disk),
+//!   [`perf_model`] (what ranks cost), [`picker`] (a host for each request), [`stream`] (a base that comes from a disk),
 //!   [`many_cores`] (the pass on more cores than there are): the benchmarks;
 //! - [`ours`] and [`peer`]: how each side is driven, by its measuring command and as a server;
 //! - [`measure`], [`report`], [`plot`]: alternation, medians and spreads, and the rows and pictures they become;
@@ -37,6 +37,7 @@ mod measure;
 mod ours;
 mod peer;
 mod perf_model;
+mod picker;
 mod planted;
 mod plot;
 mod process;

@@ -7,7 +7,7 @@ use crate::{
     config::{Config, Name},
     executors, fairness, far, fleet, gpu, limits, llama_cpp,
     machine::Cores,
-    many_cores, perf_model, reality,
+    many_cores, perf_model, picker, reality,
     report::{Comparison, Outcome},
     split, stream, tune, xab,
 };
@@ -78,6 +78,7 @@ fn measure_alone(name: Name, config: &Config, cores: &Cores) -> Result<Vec<Compa
         Name::PerfModel => perf_model::run(config, cores),
         Name::Fairness => fairness::run(config, cores),
         Name::Fleet => fleet::run(config, cores),
+        Name::Picker => picker::run(),
         Name::Far => far::run(config, cores),
         Name::ManyCores => many_cores::run(config, cores),
         Name::Stream => stream::run(config, cores),

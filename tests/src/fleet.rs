@@ -51,11 +51,22 @@ impl Fleet {
     /// `count` hosts of `plan`, up to three; pickers are told `settings` beside.
     #[must_use]
     pub fn start(count: usize, plan: impl Fn() -> Plan, settings: &[(&str, &str)]) -> Self {
+        Self::start_as(count, plan, settings, &[])
+    }
+
+    /// The same with `changes` of the bootstrap: what stands there once, and what is to stand there.
+    #[must_use]
+    pub fn start_as(
+        count: usize,
+        plan: impl Fn() -> Plan,
+        settings: &[(&str, &str)],
+        changes: &[(&str, &str)],
+    ) -> Self {
         assert!((1..=GATEWAYS.len()).contains(&count), "as many as the bootstrap has");
         let hosts: Vec<Deployment> = (0..count).map(|_| plan().start()).collect();
         let addresses: Vec<SocketAddr> = hosts.iter().map(address).collect();
         let pickers: Vec<Helper> = PICKERS.iter().map(|_| Helper::picker(&addresses, settings)).collect();
-        let envoy = Helper::envoy(&addresses, &pickers);
+        let envoy = Helper::envoy(&addresses, &pickers, changes);
         let client = Client::new(&format!("http://{}", envoy.address));
         let fleet = Self { hosts: hosts.into_iter().map(Some).collect(), client, pickers, _envoy: envoy };
         eventually("both pickers know a host", || {
@@ -127,7 +138,7 @@ impl Helper {
     }
 
     /// The bootstrap that is shipped, with these ports in the place of its own.
-    fn envoy(hosts: &[SocketAddr], pickers: &[Self]) -> Self {
+    fn envoy(hosts: &[SocketAddr], pickers: &[Self], changes: &[(&str, &str)]) -> Self {
         let folder = TempDir::new().expect("a folder");
         let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/envoy/envoy.yaml");
         let mut text = fs::read_to_string(shipped).expect("the bootstrap");
@@ -137,9 +148,11 @@ impl Helper {
         let hosts = hosts.iter().map(SocketAddr::port).chain(std::iter::repeat_with(free_port));
         let ports =
             GATEWAYS.into_iter().zip(hosts).chain(PICKERS.into_iter().zip(pickers)).chain([(FRONT, front)]);
-        for (old, port) in ports {
+        let ports = ports.map(|(old, port)| (old, format!("port_value: {port}")));
+        let changes = changes.iter().map(|(old, new)| (*old, (*new).to_owned()));
+        for (old, new) in ports.chain(changes) {
             assert_eq!(text.matches(old).count(), 1, "the bootstrap names {old} once");
-            text = text.replace(old, &format!("port_value: {port}"));
+            text = text.replace(old, &new);
         }
         let bootstrap = folder.path().join("envoy.yaml");
         fs::write(&bootstrap, text).expect("a bootstrap");

@@ -58,6 +58,25 @@ fn a_request_goes_to_the_host_that_has_its_adapter_and_says_what_that_host_says(
 }
 
 #[test]
+fn a_body_that_is_sent_back_by_the_picker_reaches_the_host_as_it_was() {
+    watched(|| {
+        let changes = [
+            ("request_body_mode: BUFFERED", "request_body_mode: FULL_DUPLEX_STREAMED"),
+            ("request_trailer_mode: SKIP", "request_trailer_mode: SEND"),
+        ];
+        let fleet = Fleet::start_as(1, plan, &[], &changes);
+        // Longer than a piece, and than what Envoy reads at once.
+        let text = "Words, one after the other. ".repeat(20_000);
+        let [through, direct] = [&fleet.client, &fleet.host(0).client]
+            .map(|client| client.try_post("/tokenize", &json!({ "prompt": text })).expect("tokens"));
+        assert_eq!(through, direct);
+        let ask = Ask { seed: Some(3), ..Ask::new(BASE, prompt(6, 300), 8) };
+        assert_eq!(fleet.client.ask(&ask).answer, fleet.host(0).client.ask(&ask).answer);
+        assert!(fleet.decisions(0) >= 2.0, "the picker was asked");
+    });
+}
+
+#[test]
 fn a_beginning_that_was_computed_once_is_found_again_on_the_same_host() {
     watched(|| {
         let fleet = Fleet::start(2, plan, &[]);

@@ -61,6 +61,8 @@ pub(crate) enum Name {
     Fairness,
     /// Three executors of unequal speed, for real and as `holobiont simulate` forecasts.
     Fleet,
+    /// What the endpoint picker takes to say which host a request goes to.
+    Picker,
     /// An executor behind a TLS door, beside one behind its ipc socket.
     Far,
     /// A base that comes from a disk, beside one in memory.
@@ -88,7 +90,7 @@ pub(crate) enum Name {
 }
 
 impl Name {
-    pub(super) const EACH: [Self; 29] = [
+    pub(super) const EACH: [Self; 30] = [
         Self::Limits,
         Self::Decode,
         Self::Prefill,
@@ -115,6 +117,7 @@ impl Name {
         Self::Executors,
         Self::PerfModel,
         Self::Fairness,
+        Self::Picker,
         Self::Far,
         Self::Stream,
         Self::ManyCores,

@@ -1,0 +1,119 @@
+//! What the endpoint picker takes to read a request and say where it goes, among hosts that know as many adapters as a fleet
+//! may have.
+
+use std::{
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result};
+use endpoint_picker::{ask::Head, fleet::Rules, picker::Picker};
+use fleet_protocol::{Adapter, Executor, Report, State, Tagged, Timings, Work};
+use policy::{
+    perf::serving::Load,
+    routing::{
+        Policy, Slo,
+        seen::{Seen, UNSEEN},
+    },
+};
+use serde_json::json;
+
+use crate::{
+    measure::Samples,
+    report::{Better, Comparison, Rival, Target},
+};
+
+/// Hosts there are.
+const HOSTS: [u8; 3] = [3, 30, 240];
+/// Adapters that all of them know, and those that each has in memory.
+const REGISTERED: usize = 10_000;
+const RESIDENT: usize = 200;
+/// Characters of a prompt: 500 tokens or so.
+const PROMPT_BYTES: usize = 2_000;
+const DECISIONS: usize = 5_000;
+/// What a decision may take.
+const GOAL_US: f64 = 50.0;
+
+/// Every comparison of this benchmark.
+///
+/// # Errors
+/// If a report is not believed, or no host is found.
+pub(crate) fn run() -> Result<Vec<Comparison>> {
+    let mut rows = Vec::new();
+    for hosts in HOSTS {
+        let [ours, idle] = [Policy::RankAware, Policy::MostIdle].map(|policy| times_us(hosts, policy));
+        let (ours, idle) = (ours?, idle?);
+        for (name, share) in [("p50", 0.5), ("p99", 0.99)] {
+            let at = |samples: &Samples| Samples::new(vec![samples.quantile(share)]);
+            let rival = Rival { name: "most-idle".to_owned(), format: String::new(), samples: at(&idle)? };
+            rows.push(Comparison {
+                bench: "picker",
+                case: format!("{hosts} hosts, {name}"),
+                unit: "us",
+                better: Better::Lower,
+                ours: at(&ours)?,
+                rival,
+                target: Some(Target::OursAtMost(GOAL_US)),
+            });
+        }
+    }
+    Ok(rows)
+}
+
+/// How long each decision took, from the body to the endpoint.
+fn times_us(hosts: u8, policy: Policy) -> Result<Samples> {
+    let picker = picker(hosts, policy)?;
+    let head = Head { path: "/v1/chat/completions".to_owned(), key: b"Bearer hb-key".to_vec() };
+    let mut times = Vec::with_capacity(DECISIONS);
+    for index in 0..DECISIONS {
+        let text = format!("{index} {}", "x".repeat(PROMPT_BYTES));
+        let body = json!({
+            "model": format!("adapter-{}", index * 7 % REGISTERED),
+            "messages": [{ "role": "user", "content": text }], "max_tokens": 100,
+        });
+        let body = body.to_string();
+        let began = Instant::now();
+        let pick = picker.decide(&head, body.as_bytes(), &None);
+        times.push(began.elapsed().as_secs_f64() * 1e6);
+        pick.context("no host is ready")?;
+    }
+    Samples::new(times)
+}
+
+fn picker(hosts: u8, policy: Policy) -> Result<Picker> {
+    let stale = Duration::from_secs(3600);
+    let picker = Picker::new(Rules { policy, slo: Slo::default(), stale, fallbacks: 2 }, 8 << 20);
+    let addresses = (1..=hosts).map(|host| (host, SocketAddr::from(([10, 0, 0, host], 8080))));
+    picker.fleet.set_hosts(&addresses.clone().map(|(_, address)| address).collect());
+    let name = |index: usize| format!("adapter-{index}");
+    let adapters = (0..REGISTERED).map(|index| Adapter { name: name(index), rank: 16, bytes: 64 << 20 });
+    let registered = Tagged::of(adapters.collect::<Vec<_>>(), None);
+    for (host, address) in addresses {
+        let resident = (0..RESIDENT).map(|index| name((usize::from(host) * RESIDENT + index) % REGISTERED));
+        let report = Report {
+            state: State::Ready,
+            instance: 1,
+            base: "base".to_owned(),
+            answer_tokens: 60.0,
+            queued: 0,
+            executors: vec![executor(host)],
+            registered: registered.clone(),
+            resident: Tagged::of(vec![resident.collect()], None),
+        };
+        picker.fleet.heard(address, Instant::now(), report)?;
+    }
+    Ok(picker)
+}
+
+/// An executor with something to do.
+fn executor(host: u8) -> Executor {
+    let running = (0..host % 32).fold(Load::default(), |sum, _| sum.plus(Load::of(16, 500)));
+    Executor {
+        open: true,
+        places: 64,
+        running: running.into(),
+        waiting: Work::default(),
+        promised_tpot_us: None,
+        timings: Some(Timings::from(Seen { model: UNSEEN, is_stale: false })),
+    }
+}
