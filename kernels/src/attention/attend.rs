@@ -7,7 +7,7 @@ use super::{
     layout::{BLOCK_TOKENS, KvRows, KvShape, QkvLayout},
     sum::Sum,
 };
-use crate::simd::{Kernel, LANES, Simd};
+use crate::simd::{Kernel, LANES, Simd, prefetch};
 
 /// Positions between two rescalings.
 const SPAN: usize = 256;
@@ -62,7 +62,7 @@ pub(super) struct Attend<'a> {
 pub(super) enum To {
     /// Means, to rows of all heads.
     Out(*mut f32),
-    /// What a segment of the tile gives, to room for as many as it has rows and heads.
+    /// Sums, to room for as many as the tile has rows and heads.
     Part(*mut f32),
 }
 
@@ -88,37 +88,17 @@ impl<E: Kept> Kernel for AttendIn<'_, E> {
     }
 }
 
-/// Joins the parts of a tile, one for each of its segments, in their order.
-pub(super) struct Join<'a> {
-    pub(super) attend: Attend<'a>,
-    pub(super) parts: *const f32,
-}
-
-impl Kernel for Join<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self) {
-        let (rows, padded) = (self.attend.rows(), self.attend.shape.padded());
-        let part = |segment: usize, row: usize| {
-            // SAFETY: every segment of the tile has been saved, for every row.
-            unsafe { Sum::load(self.parts.add((segment * rows + row) * Sum::saved(padded)), padded) }
-        };
-        for row in 0..rows {
-            let mut sum = part(0, row);
-            for segment in 1..self.attend.segments.1 - self.attend.segments.0 {
-                sum.join::<S>(&part(segment, row), padded);
-            }
-            self.attend.put::<S>(row, &sum);
-        }
-    }
-}
-
 impl Attend<'_> {
     /// Pairs of a token and a head of the group.
     #[inline(always)]
     pub(super) fn rows(&self) -> usize {
         self.tile.rows * self.group()
+    }
+
+    /// One past the last position that any of its rows sees.
+    #[inline(always)]
+    fn positions(&self) -> usize {
+        self.tile.position + self.tile.rows
     }
 
     #[inline(always)]
@@ -132,8 +112,9 @@ impl Attend<'_> {
         (self.tile.first_row + row / self.group(), self.kv_head * self.group() + row % self.group())
     }
 
+    /// Writes what a row has come to.
     #[inline(always)]
-    fn put<S: Simd>(&self, row: usize, sum: &Sum) {
+    pub(super) fn put<S: Simd>(&self, row: usize, sum: &Sum) {
         let (head_dim, padded) = (self.layout.head_dim, self.shape.padded());
         match self.to {
             To::Out(out) => {
@@ -244,13 +225,18 @@ impl<E: Kept> AttendIn<'_, E> {
         scores: &mut [[f32; SPAN]; R],
     ) -> usize {
         let keys: [_; B] = std::array::from_fn(|b| self.keys(block + b));
+        // No processor guesses where the next blocks lie: they come nearer line by line, keys and values.
+        let end = self.0.positions().div_ceil(BLOCK_TOKENS);
+        let later: [_; B] = std::array::from_fn(|b| self.keys((block + B + b).min(end - 1)).cast::<u8>());
+        let stride = self.0.shape.head_bytes() / self.0.shape.head_dim;
         let mut sums = [[S::splat(0.0); B]; R];
         for d in 0..self.0.shape.head_dim {
             // SAFETY: the blocks have `head_dim` vectors of keys, a query `head_dim` features.
             unsafe {
                 let mut of_blocks = [S::splat(0.0); B];
-                for (key, keys) in of_blocks.iter_mut().zip(&keys) {
+                for ((key, keys), later) in of_blocks.iter_mut().zip(&keys).zip(&later) {
                     *key = E::load::<S>(keys.add(d * BLOCK_TOKENS));
+                    prefetch(later.wrapping_add(d * stride));
                 }
                 for (sums, query) in sums.iter_mut().zip(queries) {
                     let q = S::splat(*query.q.add(d));

@@ -1,10 +1,14 @@
 //! Long contexts of few queries, shared out among threads: a segment of a tile each, and joined when all are there.
 
 use super::{
-    attend::{Attend, Join, To},
+    attend::{Attend, To},
     sum::Sum,
 };
-use crate::{isa::Isa, pool::Pool};
+use crate::{
+    isa::Isa,
+    pool::Pool,
+    simd::{Kernel, Simd},
+};
 
 /// Tiles for each thread from which on they need not be cut.
 const ENOUGH: usize = 8;
@@ -74,6 +78,32 @@ impl Shares {
             let (Part { tile, at, .. }, room) = (self.cut[i], &room);
             isa.dispatch(Join { attend: attend(tile), parts: room.0.wrapping_add(at) });
         });
+    }
+}
+
+/// Joins the parts of a tile, one for each of its segments, in their order.
+struct Join<'a> {
+    attend: Attend<'a>,
+    parts: *const f32,
+}
+
+impl Kernel for Join<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        let (rows, padded) = (self.attend.rows(), self.attend.shape.padded());
+        let part = |segment: usize, row: usize| {
+            // SAFETY: every segment of the tile has been saved, for every row.
+            unsafe { Sum::load(self.parts.add((segment * rows + row) * Sum::saved(padded)), padded) }
+        };
+        for row in 0..rows {
+            let mut sum = part(0, row);
+            for segment in 1..self.attend.segments.1 - self.attend.segments.0 {
+                sum.join::<S>(&part(segment, row), padded);
+            }
+            self.attend.put::<S>(row, &sum);
+        }
     }
 }
 
