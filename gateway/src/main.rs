@@ -5,6 +5,7 @@ use std::{error::Error, process::ExitCode};
 use clap::Parser as _;
 use gateway::{
     config::{Args, Config, ConfigError},
+    maintenance,
     server,
 };
 use settings::{
@@ -24,6 +25,12 @@ fn main() -> ExitCode {
 }
 
 fn serve() -> Result<(), Box<dyn Error>> {
+    let mut arguments: Vec<_> = std::env::args_os().collect();
+    if arguments.get(1).is_some_and(|first| first == "registry") {
+        arguments.remove(1);
+        check_environment()?;
+        return Ok(maintenance::run(maintenance::Task::parse_from(arguments))?);
+    }
     let args = Args::parse();
     check_environment()?;
     Ok(server::run(Config::try_from(args)?)?)

@@ -78,6 +78,41 @@ pub enum DatabaseError {
     /// A change failed and was undone.
     #[error("the registry could not be changed: {0}; check the state directory's disk, then try again")]
     Failed(sqlx::Error),
+    /// The registry of many hosts cannot be had now.
+    #[error(
+        "the registry at {address} cannot be reached ({reason}), so nothing was changed; adapters that are known are \
+         served as before; try again when it is back"
+    )]
+    Unreachable {
+        /// Where it is, without what is secret.
+        address: String,
+        /// What was said of it.
+        reason: String,
+    },
+    /// The registry of many hosts was lost while it was changed.
+    #[error(
+        "the registry at {address} was lost in the middle of a change ({reason}), which may have happened; look again \
+         before you repeat it"
+    )]
+    Unclear {
+        /// Where it is, without what is secret.
+        address: String,
+        /// What was said of it.
+        reason: String,
+    },
+    /// Another gateway was first.
+    #[error("another gateway has changed '{0}' at the same moment; look again before you change it")]
+    Conflict(String),
+    /// What is written there cannot be read.
+    #[error("the registry at {address} is not as it should be ({reason}); {next}")]
+    Foreign {
+        /// Where it is, without what is secret.
+        address: String,
+        /// What is wrong.
+        reason: String,
+        /// What to do.
+        next: &'static str,
+    },
 }
 
 /// An adapter as it is remembered.
@@ -107,6 +142,8 @@ pub struct Record {
     pub last_used_us: u64,
     /// True if it is to be resident always.
     pub pinned: bool,
+    /// Number of its last change in a registry of many hosts; 0 in that of one, where nobody else changes it.
+    pub version: u64,
 }
 
 /// Keeps a second gateway out of the state directory as long as it lives.
@@ -215,6 +252,19 @@ impl Database {
         let mut connection = self.writer().await?;
         let mut transaction = connection.begin().await.map_err(DatabaseError::of)?;
         insert(&mut transaction, record).await.map_err(DatabaseError::of)?;
+        transaction.commit().await.map_err(DatabaseError::of)
+    }
+
+    /// Registers many adapters at once. On disk when this returns.
+    ///
+    /// # Errors
+    /// As [`Database::put`].
+    pub(super) async fn put_all(&self, records: &[Record]) -> Result<(), DatabaseError> {
+        let mut connection = self.writer().await?;
+        let mut transaction = connection.begin().await.map_err(DatabaseError::of)?;
+        for record in records {
+            insert(&mut transaction, record).await.map_err(DatabaseError::of)?;
+        }
         transaction.commit().await.map_err(DatabaseError::of)
     }
 
@@ -339,11 +389,12 @@ fn record(row: &SqliteRow) -> Result<Record, sqlx::Error> {
         loaded_at: count("loaded_at")?,
         last_used_us: count("last_used_us")?,
         pinned: row.try_get("pinned")?,
+        version: 0,
     })
 }
 
-/// SQLite's integers have a sign; ours stay far below it.
-fn signed(number: u64) -> i64 {
+/// A database's integers have a sign; ours stay far below it.
+pub(super) fn signed(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 

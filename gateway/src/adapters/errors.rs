@@ -134,6 +134,19 @@ pub enum ResidencyError {
     /// The executor did not do it.
     #[error(transparent)]
     Call(#[from] CallError),
+    /// Its files are in the bucket, and do not come.
+    #[error(transparent)]
+    Unfetched(#[from] Unfetched),
+}
+
+/// The name is there, but the store that its files are in does not give them now.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the files of the adapter '{name}' cannot be had now: {reason}; others are served, try this one again shortly")]
+pub struct Unfetched {
+    /// The name requests use.
+    pub name: String,
+    /// What the store said, for a person.
+    pub reason: String,
 }
 
 /// The name is there, but no answer can be had from it.
