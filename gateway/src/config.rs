@@ -28,7 +28,9 @@ use policy::{admission::DelayLimits, routing::Policy};
 
 use self::sockets::{MAX_SOCKET_BYTES, addresses, check_sockets};
 use crate::{
-    adapters::{BucketAddress, Fleet, PostgresAddress, records::address::AddressError},
+    adapters::{
+        BucketAddress, Fleet, PostgresAddress, records::address::AddressError, store::bucket::environment,
+    },
     executor::ExecutorLimits,
     executors::{Address, MAX_EXECUTORS},
     keys::{KeyFileError, Keys},
@@ -109,7 +111,9 @@ pub enum ConfigError {
     )]
     ModelName(String),
     /// Something that needs another.
-    #[error("--{given} is shared with other hosts, and so must be what --{missing} says; give both, or neither")]
+    #[error(
+        "--{given} is shared with other hosts, and so must be what --{missing} says; give both, or neither"
+    )]
     Alone {
         /// What was given.
         given: &'static str,
@@ -120,7 +124,9 @@ pub enum ConfigError {
     #[error("--registry: {0}")]
     Registry(#[from] AddressError),
     /// Not a bucket.
-    #[error("--store: '{0}' is no bucket; write s3://BUCKET/PREFIX, and its endpoint and keys into AWS_... variables")]
+    #[error(
+        "--store: '{0}' is no bucket; write s3://BUCKET/PREFIX, and its endpoint and keys into AWS_... variables"
+    )]
     Store(String),
     /// Classes that do not go together.
     #[error("--class: {0}")]
@@ -292,7 +298,7 @@ fn fleet(args: &AdapterArgs) -> Result<Option<Fleet>, ConfigError> {
     };
     Ok(Some(Fleet {
         registry: PostgresAddress::parse(registry)?,
-        store: BucketAddress::parse(store).ok_or_else(|| ConfigError::Store(store.clone()))?,
+        store: BucketAddress::parse(store, environment()).ok_or_else(|| ConfigError::Store(store.clone()))?,
         cache_bytes: args.store_cache_bytes.0,
     }))
 }

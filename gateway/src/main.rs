@@ -5,8 +5,7 @@ use std::{error::Error, process::ExitCode};
 use clap::Parser as _;
 use gateway::{
     config::{Args, Config, ConfigError},
-    maintenance,
-    server,
+    maintenance, server,
 };
 use settings::{
     exit::{Exit, in_one_line},

@@ -13,7 +13,7 @@ use crate::adapters::{
         link,
         transfer::{Location, TransferError, transfer},
     },
-    store::{self, StoreError},
+    store::{self, StoreError, bucket::environment},
 };
 
 /// Looks at what many hosts share, or copies a registry there or back.
@@ -120,5 +120,5 @@ async fn look_at_store(address: BucketAddress) -> Result<String, TaskError> {
 }
 
 fn bucket(text: &str) -> Result<BucketAddress, TaskError> {
-    BucketAddress::parse(text).ok_or_else(|| TaskError::Store(text.to_owned()))
+    BucketAddress::parse(text, environment()).ok_or_else(|| TaskError::Store(text.to_owned()))
 }

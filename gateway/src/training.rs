@@ -40,7 +40,7 @@ use self::{
     records::{FileRecord, JobRecord},
 };
 use crate::{
-    adapters::{LeaseError, ResidencyError, Registry, database::DatabaseError},
+    adapters::{LeaseError, Registry, ResidencyError, database::DatabaseError},
     config::TrainingLimits,
     lifecycle::Status,
     thread::{self, ThreadError},

@@ -161,6 +161,7 @@ impl Registry {
             tokio::spawn(async move { registry.retire(&old).await });
         }
         drop(changing);
+        self.trim().await;
         failpoint::pass("gateway.after_commit_before_answer");
         Ok(entry)
     }
@@ -252,7 +253,9 @@ impl Registry {
     pub(super) async fn spread(&self, entry: &Entry) {
         let _held = match self.fetch(entry).await {
             Ok(held) => held,
-            Err(error) => return tracing::warn!(name = %entry.record.name, %error, "a pinned adapter is missing"),
+            Err(error) => {
+                return tracing::warn!(name = %entry.record.name, %error, "a pinned adapter is missing");
+            }
         };
         for home in self.in_use() {
             let _moving = home.moving.lock().await;

@@ -141,7 +141,9 @@ pub enum ResidencyError {
 
 /// The name is there, but the store that its files are in does not give them now.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the files of the adapter '{name}' cannot be had now: {reason}; others are served, try this one again shortly")]
+#[error(
+    "the files of the adapter '{name}' cannot be had now: {reason}; others are served, try this one again shortly"
+)]
 pub struct Unfetched {
     /// The name requests use.
     pub name: String,

@@ -21,7 +21,7 @@ use super::{
     residency::{Home, PendingLoad, Residency},
     store::{ContentId, Held},
 };
-use crate::{executor::CallError, lock::lock};
+use crate::{executor::CallError, lock::lock, thread};
 
 /// Adapters that requests may wait for at once.
 const MAX_PENDING_LOADS: usize = 64;
@@ -154,15 +154,20 @@ impl Registry {
     pub(super) async fn fetch(&self, entry: &Entry) -> Result<Held, ResidencyError> {
         let record = &entry.record;
         let fetched = self.store.fetch(record.content, TenantId::of(record.tenant.as_deref())).await;
-        self.trim();
+        self.trim().await;
         fetched.map_err(|error| Unfetched { name: record.name.clone(), reason: error.to_string() }.into())
     }
 
     /// Lets files go that the cache has no room for, but for those of adapters in use or kept resident.
-    fn trim(&self) {
+    pub(super) async fn trim(&self) {
+        if self.fetch_figures().is_none() {
+            return;
+        }
         let needed = |entry: &&Arc<Entry>| entry.is_pinned() || entry.requests() > 0;
         let keep = self.every_entry().iter().filter(needed).map(|entry| entry.record.content).collect();
-        self.store.trim(&keep);
+        let store = self.store.clone();
+        // Without a thread there is time for it later.
+        let _ = thread::run("adapter-trim", move || store.trim(&keep)).await;
     }
 
     /// Loads a registered adapter whose files lie here, evicting others if it must. Call it with the home's `moving` held.

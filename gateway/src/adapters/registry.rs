@@ -314,7 +314,10 @@ async fn open_fleet(options: &Options, fleet: Fleet) -> Result<(Opened, Store), 
     let (database, own) = Database::open(state).await?;
     if !own.is_empty() {
         let adapters = own.len();
-        tracing::warn!(adapters, "what this host has registered for itself is not served; see 'holobiont registry move'");
+        tracing::warn!(
+            adapters,
+            "what this host has registered for itself is not served; see 'holobiont registry move'"
+        );
     }
     let store = Store::open(state, options.max_adapter_file_bytes)?;
     let store = store.of_bucket(fleet.store, fleet.cache_bytes)?;

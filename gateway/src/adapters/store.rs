@@ -35,13 +35,13 @@ use failpoint::Outcome;
 use ids::TenantId;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
+pub(crate) use self::cache::Held;
+pub use self::{bucket::BucketAddress, content::ContentId, fetch::FetchFigures};
 use self::{
     bucket::{Bucket, BucketError},
     cache::Cache,
     content::{CHUNK_BYTES, ContentHasher},
 };
-pub use self::{bucket::BucketAddress, content::ContentId, fetch::FetchFigures};
-pub(crate) use self::cache::Held;
 use super::jail::{GGUF_FILE, JailError, Piece, Place};
 use crate::random::random_u64;
 
@@ -259,7 +259,9 @@ impl Store {
             let name = entry.file_name();
             let name = name.to_string_lossy();
             let is_copy = name.starts_with(INCOMING);
-            if !kept.contains(name.strip_prefix(PARTIAL).unwrap_or(&name)) && (!is_copy || sweep == Sweep::Everything) {
+            if !kept.contains(name.strip_prefix(PARTIAL).unwrap_or(&name))
+                && (!is_copy || sweep == Sweep::Everything)
+            {
                 self.forget(&name);
                 remove(&entry.path());
                 removed += 1;

@@ -107,7 +107,10 @@ mod tests {
     #[test]
     fn an_address_is_shown_by_host_port_and_database() {
         let address = PostgresAddress::parse("postgres://u@db.example:6000/fleet?sslmode=require").unwrap();
-        assert_eq!(format!("{address} {address:?}"), "db.example:6000/fleet PostgresAddress(db.example:6000/fleet)");
+        assert_eq!(
+            format!("{address} {address:?}"),
+            "db.example:6000/fleet PostgresAddress(db.example:6000/fleet)"
+        );
     }
 
     #[test]

@@ -71,7 +71,9 @@ impl Shared {
     ///
     /// # Errors
     /// If it cannot be reached, or a later version made the tables.
-    pub(in crate::adapters) async fn open(address: PostgresAddress) -> Result<(Self, Changes), DatabaseError> {
+    pub(in crate::adapters) async fn open(
+        address: PostgresAddress,
+    ) -> Result<(Self, Changes), DatabaseError> {
         let shared = Self::at(address);
         let pool = shared.pool();
         let mut connection = shared.within(pool.acquire()).await?;
@@ -152,7 +154,10 @@ impl Shared {
     }
 
     /// What comes of reading, or of what does no harm if it happens twice.
-    async fn within<T>(&self, asked: impl Future<Output = Result<T, sqlx::Error>>) -> Result<T, DatabaseError> {
+    async fn within<T>(
+        &self,
+        asked: impl Future<Output = Result<T, sqlx::Error>>,
+    ) -> Result<T, DatabaseError> {
         match timeout(PATIENCE, asked).await {
             Ok(done) => done.map_err(|error| self.unreachable(&said(&error))),
             Err(_) => Err(self.unreachable(&"it does not answer")),

@@ -98,7 +98,8 @@ pub(super) async fn count(connection: &mut PgConnection) -> Result<Option<u64>, 
     if layout(connection).await?.is_none() {
         return Ok(None);
     }
-    let count: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM holobiont_adapters").fetch_one(connection).await?;
+    let count: i64 =
+        sqlx::query_scalar("SELECT COUNT(*) FROM holobiont_adapters").fetch_one(connection).await?;
     Ok(Some(count.cast_unsigned()))
 }
 
@@ -145,8 +146,9 @@ pub(super) async fn set_pinned(
     pinned: bool,
 ) -> Result<Option<u64>, Broken> {
     let (mut transaction, number) = begin(pool).await?;
-    let changed =
-        sqlx::query("UPDATE holobiont_adapters SET pinned = $3, version = $4 WHERE name = $1 AND version = $2");
+    let changed = sqlx::query(
+        "UPDATE holobiont_adapters SET pinned = $3, version = $4 WHERE name = $1 AND version = $2",
+    );
     let changed = changed.bind(name).bind(signed(version)).bind(pinned).bind(number);
     let changed = changed.execute(&mut *transaction).await.map_err(Broken::Before)?;
     finish(transaction, number, name, &changed).await

@@ -32,7 +32,9 @@ pub(crate) enum Location {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TransferError {
     /// From a host to a host, or from what is shared to what is shared.
-    #[error("one of --from and --to is a state directory, and the other postgres://USER@HOST/DATABASE; give one of each")]
+    #[error(
+        "one of --from and --to is a state directory, and the other postgres://USER@HOST/DATABASE; give one of each"
+    )]
     SameKind,
     /// Something would be mixed with what is there.
     #[error("{to} has {found} adapters already, so nothing was copied; unload them, or name another place")]
@@ -179,7 +181,8 @@ fn compare(
     to: &Location,
 ) -> Result<(), TransferError> {
     let mut written: BTreeMap<_, _> = written.into_iter().map(|one| (one.name.clone(), one)).collect();
-    let different = |name: &str| TransferError::Different { name: name.to_owned(), from: from.clone(), to: to.clone() };
+    let different =
+        |name: &str| TransferError::Different { name: name.to_owned(), from: from.clone(), to: to.clone() };
     for record in records {
         let found = written.remove(&record.name).map(|found| Record { version: record.version, ..found });
         if found.as_ref() != Some(record) {

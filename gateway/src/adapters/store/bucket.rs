@@ -18,7 +18,9 @@ use std::{
 use futures::StreamExt as _;
 use object_store::{
     BackoffConfig, GetOptions, GetRange, ObjectStore, ObjectStoreExt as _, PutPayload, RetryConfig,
-    WriteMultipart, aws::AmazonS3Builder, path::Path,
+    WriteMultipart,
+    aws::{AmazonS3Builder, AmazonS3ConfigKey},
+    path::Path,
 };
 use tokio::{
     fs::{File, OpenOptions},
@@ -77,27 +79,50 @@ pub enum BucketError {
     File(#[from] std::io::Error),
 }
 
-/// A bucket, and what all names in it begin with.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// A bucket, what all names in it begin with, and how to get in.
+#[derive(Clone, PartialEq, Eq)]
 pub struct BucketAddress {
     bucket: String,
     prefix: String,
+    /// Never shown: keys are among them.
+    settings: Vec<(AmazonS3ConfigKey, String)>,
 }
 
 impl BucketAddress {
-    /// Reads `s3://BUCKET/PREFIX`; `None` if it is something else.
+    /// Reads `s3://BUCKET/PREFIX`, and the variables that say where the bucket's server is and how to get in, as everybody
+    /// calls them: `AWS_ENDPOINT_URL`, `AWS_REGION`, `AWS_ACCESS_KEY_ID` and so on. `None` if it is no bucket.
     #[must_use]
-    pub fn parse(text: &str) -> Option<Self> {
-        let (bucket, prefix) = text.strip_prefix(SCHEME).map(|rest| rest.split_once('/').unwrap_or((rest, "")))?;
+    pub fn parse(text: &str, variables: impl IntoIterator<Item = (String, String)>) -> Option<Self> {
+        let (bucket, prefix) =
+            text.strip_prefix(SCHEME).map(|rest| rest.split_once('/').unwrap_or((rest, "")))?;
         let plain = |text: &str| text.chars().all(|c| c.is_ascii_alphanumeric() || "._-/".contains(c));
         let is_one = !bucket.is_empty() && plain(bucket) && plain(prefix);
-        is_one.then(|| Self { bucket: bucket.to_owned(), prefix: prefix.trim_matches('/').to_owned() })
+        let ours = variables.into_iter().filter(|(name, _)| name.starts_with("AWS_"));
+        let settings =
+            ours.filter_map(|(name, value)| Some((name.to_ascii_lowercase().parse().ok()?, value)));
+        is_one.then(|| Self {
+            bucket: bucket.to_owned(),
+            prefix: prefix.trim_matches('/').to_owned(),
+            settings: settings.collect(),
+        })
     }
+}
+
+/// The environment, as far as it is text.
+pub(crate) fn environment() -> impl Iterator<Item = (String, String)> {
+    std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
 }
 
 impl fmt::Display for BucketAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{SCHEME}{}/{}", self.bucket, self.prefix)
+    }
+}
+
+impl fmt::Debug for BucketAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "BucketAddress({self})")
     }
 }
 
@@ -109,12 +134,13 @@ pub(super) struct Bucket {
 }
 
 impl Bucket {
-    /// The bucket at `address`. Endpoint, region and keys are those of the usual variables (`AWS_...`). It is not looked at.
+    /// The bucket at `address`. It is not looked at.
     pub(super) fn open(address: BucketAddress) -> Result<Self, BucketError> {
         let backoff = BackoffConfig { max_backoff: Duration::from_secs(1), ..BackoffConfig::default() };
         let retry = RetryConfig { max_retries: 2, retry_timeout: 2 * PATIENCE, backoff };
-        let settings = AmazonS3Builder::from_env().with_bucket_name(&address.bucket).with_retry(retry);
-        let objects = settings.with_http_connector(Transport).build();
+        let settings = AmazonS3Builder::new().with_http_connector(Transport).with_retry(retry);
+        let add = |settings: AmazonS3Builder, (key, value): &(_, String)| settings.with_config(*key, value);
+        let objects = address.settings.iter().fold(settings, add).with_bucket_name(&address.bucket).build();
         let objects = objects.map_err(|error| refused(&address, &error))?;
         Ok(Self { address, objects: Arc::new(objects) })
     }
@@ -166,7 +192,11 @@ impl Bucket {
         loop {
             let sent = match file.read(&mut chunk).await {
                 Ok(0) => return parts.finish().await.map(drop).map_err(failed),
-                Ok(count) => parts.wait_for_capacity(PARTS).await.map(|()| parts.write(&chunk[..count])).map_err(failed),
+                Ok(count) => parts
+                    .wait_for_capacity(PARTS)
+                    .await
+                    .map(|()| parts.write(&chunk[..count]))
+                    .map_err(failed),
                 Err(error) => Err(error.into()),
             };
             if let Err(error) = sent {
@@ -202,7 +232,11 @@ impl Bucket {
         let path = self.path(content, name);
         let bytes = self.objects.head(&path).await.map_err(|error| self.failed(error))?.size;
         if bytes > limit {
-            return Err(BucketError::TooLarge { address: self.address.clone(), path: path.to_string(), bytes });
+            return Err(BucketError::TooLarge {
+                address: self.address.clone(),
+                path: path.to_string(),
+                bytes,
+            });
         }
         Ok(bytes)
     }
@@ -295,11 +329,22 @@ mod tests {
 
     #[test]
     fn a_bucket_is_named_with_or_without_a_prefix_and_nothing_else_is_one() {
-        let shown = |text| BucketAddress::parse(text).map(|address| address.to_string());
+        let shown = |text| BucketAddress::parse(text, []).map(|address| address.to_string());
         assert_eq!(shown("s3://fleet/adapters/eu/").as_deref(), Some("s3://fleet/adapters/eu"));
         assert_eq!(shown("s3://fleet").as_deref(), Some("s3://fleet/"));
-        for text in ["", "s3://", "s3:///x", "fleet", "https://fleet/x", "s3://fl eet", "s3://key:secret@fleet/x"] {
+        for text in
+            ["", "s3://", "s3:///x", "fleet", "https://fleet/x", "s3://fl eet", "s3://key:secret@fleet/x"]
+        {
             assert_eq!(shown(text), None, "{text}");
         }
+    }
+
+    #[test]
+    fn keys_come_from_the_usual_variables_and_are_never_shown() {
+        let variables = [("AWS_SECRET_ACCESS_KEY", "secret"), ("AWS_NONSENSE", "x"), ("HOME", "y")];
+        let variables = variables.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        let address = BucketAddress::parse("s3://fleet", variables).unwrap();
+        assert_eq!(address.settings, [(AmazonS3ConfigKey::SecretAccessKey, "secret".to_owned())]);
+        assert_eq!(format!("{address:?} {address}"), "BucketAddress(s3://fleet/) s3://fleet/");
     }
 }

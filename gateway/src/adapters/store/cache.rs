@@ -2,7 +2,7 @@
 //! is held or kept resident.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{HashMap, HashSet, hash_map::Entry},
     sync::{Arc, Mutex},
 };
 
@@ -19,6 +19,8 @@ pub(super) struct Cache {
 #[derive(Debug, Default)]
 struct State {
     contents: HashMap<ContentId, Cached>,
+    /// Contents that are held, whatever became of them since; none is zero.
+    holders: HashMap<ContentId, usize>,
     /// Counts uses.
     now: u64,
     /// Contents on their way; whoever else wants one waits for it.
@@ -29,7 +31,6 @@ struct State {
 struct Cached {
     bytes: u64,
     used: u64,
-    holders: usize,
 }
 
 /// Keeps a content on this host as long as it lives.
@@ -51,9 +52,12 @@ impl Held {
 impl Drop for Held {
     fn drop(&mut self) {
         if let Some((cache, content)) = &self.0
-            && let Some(cached) = lock(&cache.state).contents.get_mut(content)
+            && let Entry::Occupied(mut holders) = lock(&cache.state).holders.entry(*content)
         {
-            cached.holders -= 1;
+            *holders.get_mut() -= 1;
+            if *holders.get() == 0 {
+                holders.remove();
+            }
         }
     }
 }
@@ -73,7 +77,7 @@ impl Cache {
         let mut state = lock(&self.state);
         state.now += 1;
         let used = state.now;
-        state.contents.entry(content).or_insert(Cached { bytes, used, holders: 0 }).used = used;
+        state.contents.entry(content).or_insert(Cached { bytes, used }).used = used;
     }
 
     /// A content is gone.
@@ -86,9 +90,8 @@ impl Cache {
         let mut state = lock(&self.state);
         state.now += 1;
         let used = state.now;
-        let cached = state.contents.get_mut(&content)?;
-        cached.holders += 1;
-        cached.used = used;
+        state.contents.get_mut(&content)?.used = used;
+        *state.holders.entry(content).or_default() += 1;
         Some(Held(Some((Arc::clone(self), content))))
     }
 
@@ -103,7 +106,8 @@ impl Cache {
         let mut state = lock(&self.state);
         let mut evicted = 0;
         while state.bytes() > self.budget_bytes {
-            let free = state.contents.iter().filter(|(id, one)| one.holders == 0 && !keep.contains(id));
+            let is_free = |id: &ContentId| !state.holders.contains_key(id) && !keep.contains(id);
+            let free = state.contents.iter().filter(|(id, _)| is_free(id));
             let Some(oldest) = free.min_by_key(|(_, one)| one.used).map(|(id, _)| *id) else { break };
             state.contents.remove(&oldest);
             take(oldest);
@@ -151,6 +155,9 @@ mod tests {
         let held = cache.hold(id(3)).unwrap();
         cache.add(id(5), 20);
         assert_eq!(evicted(&cache, &[1]), [4, 5], "what was just brought may go too, if nobody holds it");
+        cache.forget(id(3));
+        cache.add(id(3), 10);
+        assert_eq!(evicted(&cache, &[1, 5]), [0; 0], "who holds what came again still holds it");
         drop(held);
         cache.add(id(6), 30);
         assert_eq!(evicted(&cache, &[6]), [1, 3]);
