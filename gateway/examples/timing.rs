@@ -254,6 +254,7 @@ fn record(owner: &str, index: u64) -> Record {
         loaded_at: 0,
         last_used_us: 0,
         pinned: false,
+        version: 0,
     }
 }
 

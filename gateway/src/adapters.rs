@@ -6,7 +6,7 @@
 //! # Where things are
 //!
 //! - [`registry`]: all of it held together. What is done with it is told in the rooms of the doing:
-//!   - [`change`]: load, replace, unload, pin.
+//!   - [`change`]: load, replace, unload, pin; [`request`] is what a load says.
 //!   - `on_demand`: an adapter loaded into an executor when a request needs it there, others making room.
 //!   - `restore`: an executor that was just connected made ready.
 //! - [`jail`]: adapter files opened by paths that came over HTTP, never outside of the adapter root.
@@ -49,19 +49,21 @@ mod on_demand;
 mod others;
 pub mod records;
 pub mod registry;
+pub mod request;
 pub mod residency;
 mod restore;
 pub mod store;
 pub mod table;
 
 pub use self::{
-    change::{LoadRequest, Pin, Replace},
+    change::Pin,
     database::Record,
     entry::{Entry, Lease, Place},
     errors::{AdapterError, LeaseError, OpenError, ResidencyError, Unfetched, Unusable},
     figures::Figures,
     records::{address::PostgresAddress, link::Freshness},
     registry::{Fleet, Options, Registry},
+    request::{LoadRequest, Replace},
     residency::Tier,
     store::{BucketAddress, FetchFigures},
 };

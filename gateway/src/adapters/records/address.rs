@@ -32,7 +32,7 @@ pub enum AddressError {
 /// Address of a PostgreSQL, with what is needed to get in.
 #[derive(Clone)]
 pub struct PostgresAddress {
-    options: PgConnectOptions,
+    options: Box<PgConnectOptions>,
     shown: String,
 }
 
@@ -59,7 +59,7 @@ impl PostgresAddress {
             options.get_port(),
             options.get_database().unwrap_or(options.get_username())
         );
-        Ok(Self { options: options.application_name("holobiont"), shown })
+        Ok(Self { options: Box::new(options.application_name("holobiont")), shown })
     }
 
     /// How to get in.

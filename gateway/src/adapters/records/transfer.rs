@@ -60,7 +60,7 @@ pub(crate) enum TransferError {
         /// Of which adapter.
         name: String,
         /// Why not.
-        cause: StoreError,
+        cause: Box<StoreError>,
     },
     /// A registry cannot be read or written.
     #[error(transparent)]
@@ -92,7 +92,7 @@ impl fmt::Display for Location {
 /// An opened registry.
 enum Side {
     Host(Database, #[expect(dead_code, reason = "held, not read")] Lock),
-    Shared(Shared),
+    Shared(Box<Shared>),
 }
 
 impl Side {
@@ -110,7 +110,7 @@ impl Side {
             Location::Shared(address) => {
                 let (shared, changes) = Shared::open(address.clone()).await?;
                 let records = changes.records.into_iter().filter_map(|(_, record)| record).collect();
-                Ok((Self::Shared(shared), records))
+                Ok((Self::Shared(Box::new(shared)), records))
             }
         }
     }
@@ -137,9 +137,10 @@ pub(crate) async fn transfer(
     bucket: BucketAddress,
     max_file_bytes: u64,
 ) -> Result<usize, TransferError> {
-    let state = match (from, to) {
-        (Location::Host(state), Location::Shared(_)) | (Location::Shared(_), Location::Host(state)) => state,
-        _ => return Err(TransferError::SameKind),
+    let ((Location::Host(state), Location::Shared(_)) | (Location::Shared(_), Location::Host(state))) =
+        (from, to)
+    else {
+        return Err(TransferError::SameKind);
     };
     let (_source, records) = Side::open(from, Missing::Refused).await?;
     let (target, there) = Side::open(to, Missing::Made).await?;
@@ -168,7 +169,7 @@ async fn copy_files(
             Location::Shared(_) => store.publish(record.content).await,
             Location::Host(_) => store.fetch(record.content, owner).await,
         };
-        copied.map_err(|cause| TransferError::Files { name: record.name.clone(), cause })?;
+        copied.map_err(|cause| TransferError::Files { name: record.name.clone(), cause: Box::new(cause) })?;
     }
     Ok(())
 }

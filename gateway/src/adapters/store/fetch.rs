@@ -112,13 +112,10 @@ impl Store {
             let made = DirBuilder::new().recursive(true).mode(0o700).create(&partial);
             made.map_err(failed("creating", &partial))?;
             remote.bucket.download(content, &partial, self.max_file_bytes).await?;
-            let bytes = match whole(partial.clone(), content, owner).await? {
-                Some(bytes) => bytes,
-                None => {
-                    tracing::error!(%content, bucket = %remote.bucket.address(), "what came is not what it is called");
-                    remote.figures.damaged.fetch_add(1, Relaxed);
-                    continue;
-                }
+            let Some(bytes) = whole(partial.clone(), content, owner).await? else {
+                tracing::error!(%content, bucket = %remote.bucket.address(), "what came is not what it is called");
+                remote.figures.damaged.fetch_add(1, Relaxed);
+                continue;
             };
             let path = self.directory(content);
             fs::rename(&partial, &path).map_err(failed("renaming", &path))?;
