@@ -49,6 +49,13 @@ fn hosts_of_a_fleet_serve_what_any_of_them_registered_to_the_same_bits_through_o
         let there = other.client.ask(&ask("shared"));
         assert_eq!((&there.answer, &there.generation), (&golden.answer, &Some(generation)));
         assert_eq!(other.client.status()["store"]["fetched"], 1);
+        let figure = |name: &str| other.client.metric(&format!("holobiont_store_{name}"));
+        assert_eq!(
+            (figure("fetches_total{outcome=\"fetched\"}"), figure("fetches_total{outcome=\"failed\"}")),
+            (1.0, 0.0)
+        );
+        assert_eq!((figure("damaged_total"), figure("evictions_total")), (0.0, 0.0));
+        assert!(figure("cache_bytes") > 1024.0);
         assert_eq!(registry(&other)["reachable"], true);
 
         one.client.load("later", &variant(&one, "json", 31));

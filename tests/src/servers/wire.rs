@@ -57,7 +57,7 @@ impl Wire {
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let state = Arc::clone(&shared);
-                thread::spawn(move || relay(stream, target, &state));
+                thread::spawn(move || relay(&stream, target, &state));
             }
         });
         Self { port, state }
@@ -87,7 +87,7 @@ impl Wire {
     }
 }
 
-fn relay(client: TcpStream, target: u16, state: &Arc<Mutex<State>>) {
+fn relay(client: &TcpStream, target: u16, state: &Arc<Mutex<State>>) {
     if lock(state).harm == Harm::Gone {
         return;
     }
@@ -97,7 +97,7 @@ fn relay(client: TcpStream, target: u16, state: &Arc<Mutex<State>>) {
     thread::spawn(move || {
         let _ = forward(from, to, &asked);
     });
-    let _ = back(&server, &client, state);
+    let _ = back(&server, client, state);
     let _ = client.shutdown(Shutdown::Both);
     let _ = server.shutdown(Shutdown::Both);
 }

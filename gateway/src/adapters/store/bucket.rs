@@ -30,14 +30,12 @@ use tokio::{
 
 use super::{
     content::{self, ContentId},
-    transport::Transport,
+    transport::{PATIENCE, Transport},
 };
 use crate::adapters::jail::{CONFIG_FILE, GGUF_FILE, WEIGHT_FILE};
 
 /// What an address begins with.
 pub(crate) const SCHEME: &str = "s3://";
-/// How long the bucket may be silent.
-pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 /// How often a file is gone on with that broke off without having got any further.
 const ATTEMPTS: usize = 3;
 /// What is longer is sent in parts of this size.

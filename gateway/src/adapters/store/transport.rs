@@ -1,5 +1,7 @@
 //! HTTP towards a bucket: what `object_store` asks, over the TLS that every process here uses.
 
+use std::time::Duration;
+
 use http_body_util::BodyExt as _;
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::{
@@ -16,9 +18,10 @@ use object_store::{
 use tls::client::TlsFiles;
 use tokio::time::timeout;
 
-use super::bucket::PATIENCE;
-
 type Connections = Client<HttpsConnector<TcpConnector>, HttpRequestBody>;
+
+/// How long the bucket may be silent.
+pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Makes the client of a bucket.
 #[derive(Debug)]
