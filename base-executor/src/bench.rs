@@ -14,7 +14,7 @@ use model::{
 };
 use settings::DeviceChoice;
 
-use crate::resident::rounding;
+use crate::resident::{kv_dtype, rounding};
 
 /// Times prefill and decode of synthetic tokens and prints one JSON object.
 #[derive(Debug, Clone, PartialEq, Eq, Parser)]
@@ -47,6 +47,9 @@ pub struct BenchConfig {
     /// How finely a CPU rounds activations: int8, mixed, int15 or exact.
     #[arg(long, value_name = "PRECISION", default_value = "auto")]
     pub precision: settings::Precision,
+    /// How keys and values are stored: f32, f16 or int8.
+    #[arg(long, value_name = "DTYPE", default_value = "auto")]
+    pub kv_dtype: settings::KvDtype,
     /// Accepted for scripts; the output is JSON either way.
     #[arg(long)]
     pub json: bool,
@@ -67,6 +70,8 @@ pub fn run(config: &BenchConfig) -> anyhow::Result<()> {
         None => model::sources::open::open(&config.model)?,
     };
     let blocks = (prompt + generate).div_ceil(BLOCK_TOKENS);
+    let of_cpu = config.device == DeviceChoice::Cpu || config.kv_dtype == settings::KvDtype::Auto;
+    anyhow::ensure!(of_cpu, "--kv-dtype is for --device cpu alone");
     match config.device {
         DeviceChoice::Cpu => time(on_cpu(&*source, config, blocks * streams)?, blocks, config),
         DeviceChoice::Cuda { ordinal } => {
@@ -82,8 +87,9 @@ fn on_cpu(
 ) -> anyhow::Result<ResidentModel> {
     let threads = config.threads;
     let weights = LoadedWeights::load(source, threads)?.with_precision(rounding(config.precision));
-    let kv_bytes = weights.kv_shape(KvDtype::Auto).block_bytes() * blocks;
-    let options = ResidentOptions { cores: (0..threads).collect(), kv_bytes, kv_dtype: KvDtype::Auto };
+    let kv_dtype = kv_dtype(config.kv_dtype);
+    let kv_bytes = weights.kv_shape(kv_dtype).block_bytes() * blocks;
+    let options = ResidentOptions { cores: (0..threads).collect(), kv_bytes, kv_dtype };
     Ok(ResidentModel::new(weights, &options)?)
 }
 

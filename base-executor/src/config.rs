@@ -237,6 +237,9 @@ pub enum ConfigError {
     /// A GPU rounds in its own way.
     #[error("--precision is what the host's cores compute with, and --device names a GPU: leave it out")]
     PrecisionOfGpu,
+    /// Keys and values in a form that no GPU has.
+    #[error("--kv-dtype int8 is for --device cpu alone; leave it out, or take f16")]
+    KvOfGpu,
     /// Drafts where verification does not have the bits of a decode step.
     #[error(
         "--draft works with --device cpu alone, but for off and auto; leave it out, or take one of these"
@@ -270,6 +273,9 @@ impl Config {
         let drafts = !matches!(self.draft, Draft::Off | Draft::Auto);
         if drafts && self.device != DeviceChoice::Cpu {
             return Err(ConfigError::DraftDevice);
+        }
+        if self.kv_dtype == KvDtype::Int8 && self.device != DeviceChoice::Cpu {
+            return Err(ConfigError::KvOfGpu);
         }
         if self.precision != Precision::Auto && self.device != DeviceChoice::Cpu {
             return Err(ConfigError::PrecisionOfGpu);
@@ -358,6 +364,7 @@ mod tests {
             (vec!["--layer-listen", "127.0.0.1:1"], ConfigError::LayerCertificate),
             (vec!["--device", "cuda", "--weight-bytes", "1MiB"], ConfigError::StreamedToGpu),
             (vec!["--device", "cuda", "--precision", "int8"], ConfigError::PrecisionOfGpu),
+            (vec!["--device", "cuda", "--kv-dtype", "int8"], ConfigError::KvOfGpu),
             (vec!["--layer-cert", "c", "--layer-cert-key", "k"], ConfigError::LayerListen),
             (vec!["--layer-gateways", "front"], ConfigError::LayerGateways),
         ];

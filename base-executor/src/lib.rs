@@ -346,6 +346,7 @@ fn welcome(facts: Facts, settings: &Settings, vocab_size: usize, adapter_budget_
         base_hash: facts.base_hash,
         text_hash: facts.text_hash,
         device: facts.device,
+        numbers: facts.numbers,
         vocab_size: word(vocab_size),
         adapter_budget_bytes,
         // Said by whoever has the pool.

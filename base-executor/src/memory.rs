@@ -54,8 +54,6 @@ pub struct MemorySettings {
     pub tau: Duration,
     /// Parts of tenants in the tiers, where they are not 1.
     pub weights: HashMap<TenantId, u32>,
-    /// How numbers are kept that a base does not decide: where they differ, so do bits.
-    pub numbers: String,
 }
 
 impl MemorySettings {
@@ -69,7 +67,6 @@ impl MemorySettings {
             policy: variant(config.cache_policy),
             tau: Duration::from_millis(config.cache_tau_ms),
             weights: weights(&config.cache_weights),
-            numbers: format!("{} {} {}", config.kv_dtype, config.adapter_dtype, config.precision),
         }
     }
 }
@@ -85,7 +82,6 @@ impl Default for MemorySettings {
             policy: Variant::default(),
             tau: Duration::from_secs(10),
             weights: HashMap::new(),
-            numbers: String::new(),
         }
     }
 }
@@ -122,7 +118,7 @@ pub(crate) fn open<P: ForwardPass>(
         );
         return Ok((cache, below));
     }
-    let fingerprint = fingerprint(settings, facts).context("the own program cannot be read")?;
+    let fingerprint = fingerprint(facts).context("the own program cannot be read")?;
     let layout = Layout { fingerprint, block_bytes, block_tokens: BLOCK_TOKENS, slots: disk };
     let path = settings.directory.join(FILE);
     let Opened { store, found, blocks, damaged } =
@@ -159,7 +155,7 @@ fn tell(path: &Path, found: Found, blocks: usize, dropped: usize) {
 }
 
 /// A hash of all that decides a block's bits: the base, what computes it, how numbers are kept, and this very program.
-fn fingerprint(settings: &MemorySettings, facts: &Facts) -> io::Result<[u8; 32]> {
+fn fingerprint(facts: &Facts) -> io::Result<[u8; 32]> {
     let program = process::program_hash()?;
     let mut hasher = blake3::Hasher::new_derive_key("holobiont 2026 kv fingerprint v1");
     hasher.update(&facts.base_hash).update(&program);
@@ -168,7 +164,7 @@ fn fingerprint(settings: &MemorySettings, facts: &Facts) -> io::Result<[u8; 32]>
         facts.device.kind,
         kernels::Isa::vectors(),
         facts.device.name,
-        settings.numbers
+        facts.numbers
     );
     hasher.update(words.as_bytes());
     Ok(*hasher.finalize().as_bytes())

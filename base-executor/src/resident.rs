@@ -25,7 +25,7 @@ use model::{
     resident::{KvDtype, kv_precision},
     shape::config::ModelConfig,
 };
-use settings::AdapterDtype;
+use settings::{AdapterDtype, DeviceChoice};
 use shmproto::message::DeviceFacts;
 
 use self::drafting::Drafting;
@@ -75,6 +75,8 @@ pub struct Facts {
     pub text_hash: [u8; 32],
     /// What it is computed on.
     pub device: DeviceFacts,
+    /// How numbers are rounded and kept that a base does not decide: where they differ, so do bits.
+    pub numbers: String,
     /// Longest sequence in tokens.
     pub context_length: usize,
     /// KV blocks the pass has memory for.
@@ -92,17 +94,19 @@ pub(crate) fn rounding(asked: settings::Precision) -> Precision {
     }
 }
 
-fn kv_dtype(config: &Config) -> KvDtype {
-    match config.kv_dtype {
+/// How keys and values are to be kept.
+pub(crate) fn kv_dtype(asked: settings::KvDtype) -> KvDtype {
+    match asked {
         settings::KvDtype::Auto => KvDtype::Auto,
         settings::KvDtype::F32 => KvDtype::F32,
         settings::KvDtype::F16 => KvDtype::F16,
+        settings::KvDtype::Int8 => KvDtype::Int8,
     }
 }
 
 /// What keys and values are beside adapters of the precision that suits the weights.
 pub(crate) fn kv_numbers(config: &Config, suits: LoraPrecision) -> KvPrecision {
-    kv_precision(suits == LoraPrecision::Exact, kv_dtype(config))
+    kv_precision(suits == LoraPrecision::Exact, kv_dtype(config.kv_dtype))
 }
 
 /// How adapters are kept; `suitable` is what suits the weights.
@@ -113,6 +117,16 @@ pub(crate) fn precision(config: &Config, suitable: LoraPrecision) -> LoraPrecisi
         AdapterDtype::F16 => LoraPrecision::Compact,
         AdapterDtype::Bf16 => LoraPrecision::Bf16,
     }
+}
+
+/// What [`Facts::numbers`] says beside adapters of the precision that suits the weights.
+fn numbers(config: &Config, suits: LoraPrecision) -> String {
+    let activations = match config.device {
+        DeviceChoice::Cpu => format!("{:?}", rounding(config.precision)),
+        DeviceChoice::Cuda { .. } => "the device's".to_owned(),
+    };
+    let (kv, adapters) = (kv_numbers(config, suits), precision(config, suits));
+    format!("activations {activations}, keys and values {kv:?}, adapters {adapters:?}").to_lowercase()
 }
 
 /// Reads adapters against the shape of the resident model.

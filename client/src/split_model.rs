@@ -115,6 +115,7 @@ pub fn kv_precision(catalog: &Catalog, chosen: KvDtype) -> KvPrecision {
     match (chosen, catalog.kv_dtype) {
         (KvDtype::F32, _) | (KvDtype::Auto, control::KvDtype::F32) => KvPrecision::F32,
         (KvDtype::F16, _) | (KvDtype::Auto, control::KvDtype::F16) => KvPrecision::F16,
+        (KvDtype::Int8, _) | (KvDtype::Auto, control::KvDtype::Int8) => KvPrecision::Int8,
     }
 }
 

@@ -13,7 +13,7 @@ pub mod prefixes;
 use std::sync::{Arc, Mutex};
 
 use policy::{fairness::headroom::Places, routing::ledger::MeanAnswer};
-use shmproto::message::Welcome;
+use shmproto::message::{DeviceKind, Welcome};
 use tokio::sync::Notify;
 
 pub use self::member::{Member, State};
@@ -49,8 +49,8 @@ struct Base {
 #[derive(Debug, Default)]
 struct Claims {
     base: Option<Base>,
-    /// Members that serve it.
-    by: Vec<usize>,
+    /// Members that serve it, with what they compute on and how their numbers are kept.
+    by: Vec<(usize, DeviceKind, String)>,
 }
 
 /// What executors take.
@@ -146,12 +146,13 @@ impl Executors {
         lock(&self.0.answers).observe(tokens);
     }
 
-    /// The member at `index` serves what `welcome` says. Fails if another one serves another base.
+    /// The member at `index` serves what `welcome` says. Fails if another one serves another base, or computes with other numbers on
+    /// a device of its kind.
     pub(crate) fn claim(&self, index: usize, welcome: &Welcome) -> Result<(), String> {
         let base = Base { base_hash: welcome.base_hash, text_hash: welcome.text_hash };
         let mut claims = lock(&self.0.claims);
-        claims.by.retain(|other| *other != index);
-        if let (Some(other), Some(served)) = (claims.by.first(), &claims.base)
+        claims.by.retain(|(other, ..)| *other != index);
+        if let (Some((other, ..)), Some(served)) = (claims.by.first(), &claims.base)
             && *served != base
         {
             let first = self.member(*other).name();
@@ -161,15 +162,24 @@ impl Executors {
                 welcome.model_path
             ));
         }
+        let of_its_kind = claims.by.iter().find(|(_, kind, _)| *kind == welcome.device.kind);
+        if let Some((other, _, numbers)) = of_its_kind.filter(|(.., numbers)| *numbers != welcome.numbers) {
+            return Err(format!(
+                "it would answer with other bits ({}) than the executor '{}' ({numbers}); start both with the same precision, \
+                 kv_dtype and adapter_dtype",
+                welcome.numbers,
+                self.member(*other).name()
+            ));
+        }
         claims.base = Some(base);
-        claims.by.push(index);
+        claims.by.push((index, welcome.device.kind, welcome.numbers.clone()));
         Ok(())
     }
 
     /// The member at `index` serves nothing any more, and what comes after it has computed nothing yet.
     pub(crate) fn release(&self, index: usize) {
         self.0.prefixes.forget(index);
-        lock(&self.0.claims).by.retain(|other| *other != index);
+        lock(&self.0.claims).by.retain(|(other, ..)| *other != index);
     }
 
     /// Told whenever one of them may have room again.
@@ -215,6 +225,8 @@ impl Executors {
 
 #[cfg(test)]
 mod tests {
+    use shmproto::message::DeviceFacts;
+
     use super::*;
 
     fn two() -> Executors {
@@ -237,6 +249,23 @@ mod tests {
         executors.claim(0, &welcome(2)).unwrap_err();
         executors.release(1);
         executors.claim(0, &welcome(2)).unwrap();
+    }
+
+    #[tokio::test]
+    async fn one_that_would_answer_with_other_bits_on_a_like_device_is_refused() {
+        let executors = two();
+        let with = |kind, numbers: &str| {
+            let device = DeviceFacts { kind, ..DeviceFacts::default() };
+            Welcome { device, numbers: numbers.to_owned(), ..welcome(1) }
+        };
+        executors.claim(0, &with(DeviceKind::Cpu, "activations mixed")).unwrap();
+        let why = executors.claim(1, &with(DeviceKind::Cpu, "activations int8")).unwrap_err();
+        assert!(why.contains("(activations int8) than the executor 'a' (activations mixed)"), "{why}");
+        executors.claim(1, &with(DeviceKind::Cuda, "activations the device's")).unwrap();
+        executors.claim(1, &with(DeviceKind::Cpu, "activations mixed")).unwrap();
+        executors.claim(0, &with(DeviceKind::Cpu, "activations int8")).unwrap_err();
+        executors.release(1);
+        executors.claim(0, &with(DeviceKind::Cpu, "activations int8")).unwrap();
     }
 
     #[tokio::test]

@@ -3,26 +3,35 @@
 //! A block holds [`BLOCK_TOKENS`] positions of a sequence, for all layers:
 //!
 //! ```text
-//! block = layers x kv_heads x { keys [head_dim, 16] | values [16, head_dim padded to 16] }
+//! block = layers x kv_heads x { keys [head_dim, 16] | values [16, head_dim padded to 16] | scales }
 //! ```
 //!
 //! Keys lie transposed, so a vector is one feature of sixteen positions and a score needs no horizontal sum. Scores are
 //! taken for *spans* of positions at absolute multiples of their length, and each rescales the running sums once
-//! (online softmax). A query's bits depend on its own keys and values alone: not on its neighbours in the tile, not on
+//! (online softmax). Two spans are a *segment*, whose sums begin at nothing and are then joined in the order of positions
+//! (FlashDecoding), so that threads can share a long context. A query's bits depend on its own keys and values alone: not on its neighbours in the tile, not on
 //! how the prompt was cut into chunks, and not on what unused slots of a block hold.
 //!
-//! `layout` says where everything lies, `append` writes it, `attend` reads it.
+//! Bytes have a scale for each key and each value of a head ([`KvPrecision::Int8`]): a score is multiplied with its key's, a weight
+//! with its value's.
+//!
+//! `layout` says where everything lies, `kept` as which numbers, `append` writes it, `attend` reads it, `sum` is what it
+//! sums, `share` cuts what few queries have to read.
 
 mod append;
 mod attend;
+mod kept;
 mod layout;
+mod share;
+mod sum;
 
-use std::{io, sync::Arc};
+use std::{io, marker::PhantomData, sync::Arc};
 
 pub use self::layout::{BLOCK_TOKENS, KvPrecision, KvRows, KvShape, MAX_HEAD_DIM, QkvLayout};
 use self::{
-    append::Append,
-    attend::{Attend, AttendIn, tiles},
+    append::{Append, AppendAs},
+    attend::{Attend, AttendIn, To, segments, tiles},
+    share::Shares,
 };
 use crate::{blocks::BlockMemory, isa::Isa, pool::Pool};
 
@@ -97,14 +106,11 @@ impl KvPool {
         self.check(layer, qkv, layout, batch);
         let shape = self.shape;
         for &rows in batch {
-            let data = self.memory.as_ptr();
+            let append = Append { data: self.memory.as_ptr(), shape, layer, qkv, layout, rows };
             match shape.precision {
-                KvPrecision::F32 => {
-                    isa.dispatch(Append::<f32> { data: data.cast(), shape, layer, qkv, layout, rows })
-                }
-                KvPrecision::F16 => {
-                    isa.dispatch(Append::<u16> { data: data.cast(), shape, layer, qkv, layout, rows })
-                }
+                KvPrecision::F32 => isa.dispatch(AppendAs::<f32>(append, PhantomData)),
+                KvPrecision::F16 => isa.dispatch(AppendAs::<u16>(append, PhantomData)),
+                KvPrecision::Int8 => isa.dispatch(AppendAs::<i8>(append, PhantomData)),
             }
         }
     }
@@ -129,18 +135,26 @@ impl KvPool {
     ) {
         let rows = self.check(layer, qkv, layout, batch);
         assert!(out.len() >= rows * layout.heads * layout.head_dim, "a row of out for each row of qkv");
-        let tiles = tiles(batch, layout);
-        let out = OutPtr(out.as_mut_ptr());
         let window = window.unwrap_or(usize::MAX);
-        pool.run(tiles.len() * layout.kv_heads, |i| {
+        let (tiles, out) = (tiles(batch, layout), OutPtr(out.as_mut_ptr()));
+        let of = |i: usize| {
             let (tile, kv_head, out) = (tiles[i / layout.kv_heads], i % layout.kv_heads, &out);
-            let attend = Attend { shape: self.shape, layer, qkv, layout, tile, kv_head, window, out: out.0 };
-            let data = self.memory.as_ptr();
-            match self.shape.precision {
-                KvPrecision::F32 => isa.dispatch(AttendIn::<f32> { data: data.cast(), attend }),
-                KvPrecision::F16 => isa.dispatch(AttendIn::<u16> { data: data.cast(), attend }),
-            }
-        });
+            let (data, segments, to) = (self.memory.as_ptr(), segments(tile, window), To::Out(out.0));
+            Attend { data, shape: self.shape, layer, qkv, layout, tile, kv_head, window, segments, to }
+        };
+        let count = tiles.len() * layout.kv_heads;
+        match Shares::new(count, pool.threads(), of) {
+            Some(shares) => shares.run(pool, isa, of, |part| self.attend_one(isa, part)),
+            None => pool.run(count, |i| self.attend_one(isa, of(i))),
+        }
+    }
+
+    fn attend_one(&self, isa: Isa, attend: Attend<'_>) {
+        match self.shape.precision {
+            KvPrecision::F32 => isa.dispatch(AttendIn::<f32>(attend, PhantomData)),
+            KvPrecision::F16 => isa.dispatch(AttendIn::<u16>(attend, PhantomData)),
+            KvPrecision::Int8 => isa.dispatch(AttendIn::<i8>(attend, PhantomData)),
+        }
     }
 
     /// Checks what the kernels rely on; returns the number of rows.

@@ -14,6 +14,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 /// Plain data: any bit pattern is a value, zero bytes are one, and no byte is padding.
 pub(crate) trait Pod: Copy + Send + Sync + 'static {}
+impl Pod for i8 {}
 impl Pod for u8 {}
 impl Pod for u16 {}
 impl Pod for f32 {}

@@ -59,68 +59,71 @@ pub(crate) struct DecodedRow {
 impl DecodedRow {
     /// Decodes a row of an integer format. `bytes` is whole blocks.
     pub(crate) fn decode(&mut self, kind: TensorType, bytes: &[u8]) {
+        self.decode_numbers(kind, bytes);
         self.codes.clear();
-        self.scales.clear();
-        self.minima.clear();
         for block in bytes.chunks_exact(kind.block_bytes()) {
             match kind {
-                TensorType::Q4_0 => self.small_block(half_at(block, 0), None, nibbles(&block[2..])),
-                TensorType::Q4_1 => {
-                    self.small_block(half_at(block, 0), Some(half_at(block, 2)), nibbles(&block[4..]));
-                }
+                TensorType::Q4_0 => self.codes.extend(nibbles(&block[2..])),
+                TensorType::Q4_1 => self.codes.extend(nibbles(&block[4..])),
                 // Five signed bits: 16 below the code; 112 more puts the zero point at 128.
                 TensorType::Q5_0 => {
-                    let codes = fifth_bits(nibbles(&block[6..]), &block[2..6]).map(|code| code + 112);
-                    self.small_block(half_at(block, 0), None, codes);
+                    self.codes.extend(fifth_bits(nibbles(&block[6..]), &block[2..6]).map(|code| code + 112));
                 }
-                TensorType::Q5_1 => {
-                    let codes = fifth_bits(nibbles(&block[8..]), &block[4..8]);
-                    self.small_block(half_at(block, 0), Some(half_at(block, 2)), codes);
-                }
-                TensorType::Q8_0 => {
-                    let codes = std::array::from_fn(|i| block[2 + i].wrapping_add(128));
-                    self.small_block(half_at(block, 0), None, codes);
-                }
-                TensorType::Q4K => self.k_block(block, None),
-                TensorType::Q5K => self.k_block(block, Some(&block[16..48])),
-                TensorType::Q6K => self.q6k_block(block),
-                TensorType::F32 | TensorType::F16 | TensorType::Bf16 => {
-                    unreachable!("float rows have no codes")
-                }
+                TensorType::Q5_1 => self.codes.extend(fifth_bits(nibbles(&block[8..]), &block[4..8])),
+                TensorType::Q8_0 => self.codes.extend(block[2..34].iter().map(|code| code.wrapping_add(128))),
+                TensorType::Q4K => self.k_codes(&block[16..], None),
+                TensorType::Q5K => self.k_codes(&block[48..], Some(&block[16..48])),
+                TensorType::Q6K => self.q6k_codes(block),
+                TensorType::F32 | TensorType::F16 | TensorType::Bf16 => float_rows_have_no_codes(),
             }
         }
     }
 
-    fn small_block(&mut self, scale: f32, minimum: Option<f32>, codes: [u8; 32]) {
-        self.codes.extend_from_slice(&codes);
-        self.scales.push(scale);
-        self.minima.extend(minimum);
+    /// Its scales and minima alone.
+    pub(crate) fn decode_numbers(&mut self, kind: TensorType, bytes: &[u8]) {
+        self.scales.clear();
+        self.minima.clear();
+        for block in bytes.chunks_exact(kind.block_bytes()) {
+            match kind {
+                TensorType::Q4_0 | TensorType::Q5_0 | TensorType::Q8_0 => self.scales.push(half_at(block, 0)),
+                TensorType::Q4_1 | TensorType::Q5_1 => {
+                    self.scales.push(half_at(block, 0));
+                    self.minima.push(half_at(block, 2));
+                }
+                TensorType::Q4K | TensorType::Q5K => self.k_numbers(block),
+                TensorType::Q6K => {
+                    let scale = half_at(block, 208);
+                    self.scales.extend(block[192..208].iter().map(|&s| scale * f32::from(s.cast_signed())));
+                }
+                TensorType::F32 | TensorType::F16 | TensorType::Bf16 => float_rows_have_no_codes(),
+            }
+        }
     }
 
-    /// Q4_K and Q5_K: eight groups of 32; `high` holds the fifth bits of Q5_K.
-    fn k_block(&mut self, block: &[u8], high: Option<&[u8]>) {
+    /// Q4_K and Q5_K: eight groups of 32.
+    fn k_numbers(&mut self, block: &[u8]) {
         let (scale, minimum) = (half_at(block, 0), half_at(block, 2));
-        let packed = &block[4..16];
-        let low = &block[if high.is_some() { 48 } else { 16 }..];
+        for group in 0..8 {
+            let (group_scale, group_minimum) = six_bit_pair(&block[4..16], group);
+            self.scales.push(scale * f32::from(group_scale));
+            self.minima.push(-minimum * f32::from(group_minimum));
+        }
+    }
+
+    /// Their codes; `high` holds the fifth bits of Q5_K.
+    fn k_codes(&mut self, low: &[u8], high: Option<&[u8]>) {
         for group in 0..8 {
             let nibbles = &low[32 * (group / 2)..][..32];
-            let codes = std::array::from_fn(|i| {
+            self.codes.extend((0..32).map(|i| {
                 let nibble = if group % 2 == 0 { nibbles[i] & 15 } else { nibbles[i] >> 4 };
                 nibble | high.map_or(0, |high| ((high[i] >> group) & 1) << 4)
-            });
-            let (group_scale, group_minimum) = six_bit_pair(packed, group);
-            self.small_block(
-                scale * f32::from(group_scale),
-                Some(-minimum * f32::from(group_minimum)),
-                codes,
-            );
+            }));
         }
     }
 
     /// Q6_K: sixteen groups of 16, two halves of 128 elements each.
-    fn q6k_block(&mut self, block: &[u8]) {
-        let (low, high, scales) = (&block[..128], &block[128..192], &block[192..208]);
-        let scale = half_at(block, 208);
+    fn q6k_codes(&mut self, block: &[u8]) {
+        let (low, high) = (&block[..128], &block[128..192]);
         for element in 0..256 {
             let (half, quarter, i) = (element / 128, (element % 128) / 32, element % 32);
             let low = low[64 * half + 32 * (quarter % 2) + i];
@@ -129,8 +132,11 @@ impl DecodedRow {
             // Six signed bits: 32 below the code; 96 more puts the zero point at 128.
             self.codes.push((nibble | top << 4) + 96);
         }
-        self.scales.extend(scales.iter().map(|&s| scale * f32::from(s.cast_signed())));
     }
+}
+
+fn float_rows_have_no_codes() -> ! {
+    unreachable!("float rows have no codes")
 }
 
 /// Writes a row's values to `out`. `bytes` must hold `out.len()` elements of `kind`.

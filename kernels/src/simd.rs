@@ -112,6 +112,7 @@ pub(crate) trait Simd: Copy {
     fn to_f32(v: Self::I) -> Self::F;
     /// Sum of all lanes; wraps.
     fn sum_i32(v: Self::I) -> i32;
+    unsafe fn load_i8(from: *const i8) -> Self::F;
     /// The lanes as i8; they must be in -127..=127.
     unsafe fn store_i8(to: *mut i8, v: Self::I);
 

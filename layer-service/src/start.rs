@@ -140,6 +140,7 @@ fn catalog(sites: &[Site], facts: &BaseFacts) -> Catalog {
         kv_dtype: match facts.kv {
             KvPrecision::F32 => KvDtype::F32,
             KvPrecision::F16 => KvDtype::F16,
+            KvPrecision::Int8 => KvDtype::Int8,
         },
         adapter_dtype: match facts.adapters {
             LoraPrecision::Exact => AdapterDtype::Exact,

@@ -115,6 +115,19 @@ fn the_finer_activations_are_rounded_the_nearer_is_the_real_model_to_its_dequant
 }
 
 #[test]
+fn the_finer_keys_and_values_are_kept_the_nearer_is_the_real_model_to_its_dequantized_weights() {
+    let path = real_model();
+    let golden: RealGolden = read(&golden_dir().join("expected/smollm2-q4_1/base.json"));
+    let of = |kv_dtype| squares_of(&mut resident_with(&path, Precision::Exact, kv_dtype), &golden);
+    let [int8, f16, f32] = [KvDtype::Int8, KvDtype::F16, KvDtype::F32].map(of);
+    let rounded = squares_of(&mut resident_with(&path, Precision::Mixed, KvDtype::F32), &golden);
+    println!(
+        "squares: {int8:.2} of 8 bits, {f16:.4} of 16, {f32:.4} of 32; {rounded:.2} of mixed activations"
+    );
+    assert!(f16 < int8 / 20.0 && f32 <= f16 && int8 < rounded);
+}
+
+#[test]
 fn an_exact_pass_has_the_bits_of_an_exact_deployment_and_leaves_others_theirs() {
     let path = real_model();
     let golden: RealGolden = read(&golden_dir().join("expected/smollm2-q4_1/base.json"));

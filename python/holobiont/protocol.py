@@ -468,7 +468,7 @@ class SkeletonFile:
 class Catalog:
     """What a client must know of the base.
 
-    `kv_dtype` (0: 32 bits, 1: 16) and `adapter_dtype` (0: exact, 1: f16, 2: bf16) say how the executor's own engine
+    `kv_dtype` (0: 32 bits, 1: 16, 2: 8) and `adapter_dtype` (0: exact, 1: f16, 2: bf16) say how the executor's own engine
     keeps its numbers: whoever keeps theirs likewise gets the same bits.
     """
 

@@ -50,7 +50,7 @@ sections! {
         precision: Precision, --"precision" "PRECISION", Is("auto"), Executor;
         /// Of the device's memory, keys and values take no more than this
         kv_bytes: ByteCount, --"kv-bytes" "BYTES", Depends("all of it"), Executor;
-        /// How keys and values are stored: auto, which suits the weights, f32 or f16
+        /// How keys and values are stored: auto, which suits the weights, f32, f16, or int8 (half the memory of f16, on a CPU alone)
         kv_dtype: KvDtype, --"kv-dtype" "DTYPE", Is("auto"), Executor;
         /// Memory for adapters in the host tier, where workers read them too
         adapter_bytes: ByteCount, --"adapter-bytes" "BYTES", Is("1GiB"), Executor;

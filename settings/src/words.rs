@@ -71,6 +71,8 @@ words! {
         F32 = "f32",
         /// 16 bits.
         F16 = "f16",
+        /// Bytes, with a scale for each key and value of a head.
+        Int8 = "int8",
     }
 
     /// How finely activations are rounded where they meet integer weights.

@@ -18,7 +18,7 @@ pub use self::{
 use crate::{wire_enum, wire_struct};
 
 /// Changes whenever a message changes; both sides refuse a peer that has another one.
-pub const PROTOCOL_VERSION: u32 = 13;
+pub const PROTOCOL_VERSION: u32 = 14;
 
 /// Most sessions of split clients that [`Stats`] tells one by one.
 pub const MAX_LAYER_SESSIONS: usize = 64;
@@ -110,6 +110,8 @@ wire_struct! {
         pub text_hash: [u8; 32],
         /// What the base is computed on.
         pub device: DeviceFacts,
+        /// How numbers are rounded and kept that a base does not decide: where they differ, so do bits.
+        pub numbers: String,
         /// Most tokens, prompt and completion together, a sequence may hold.
         pub context_length: u32,
         /// Size of the vocabulary in tokens.

@@ -71,6 +71,7 @@ fn welcome(cold_start: ColdStart) -> ToGateway {
         base_hash: [6; 32],
         text_hash: [5; 32],
         device: DeviceFacts { kind: DeviceKind::Cuda, name: "GPU".to_owned(), memory_bytes: 1 << 36 },
+        numbers: "activations mixed".to_owned(),
         context_length: 64,
         vocab_size: 32,
         adapter_budget_bytes: 1 << 30,

@@ -180,7 +180,7 @@ fn split_answers_have_the_same_bits_whatever_numbers_the_operator_chose() {
     watched(|| {
         let prompts = [fixtures::prompt(73, 45)];
         let mut answers = Vec::new();
-        for (kv, adapters) in [("f32", "exact"), ("f32", "bf16"), ("f16", "f16")] {
+        for (kv, adapters) in [("f32", "exact"), ("f32", "bf16"), ("f16", "f16"), ("int8", "f16")] {
             let doors = Doors::new();
             let plan = Plan::with_examples().workers(0);
             let plan = plan.set("KV_DTYPE", kv).set("ADAPTER_DTYPE", adapters);

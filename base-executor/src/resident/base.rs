@@ -120,12 +120,18 @@ fn text_of(path: &Path) -> Result<TextHash, OpenError> {
 
 impl Loaded {
     /// What gateways are told of it, on `device`, with so many KV blocks.
-    pub(super) fn facts(&self, device: DeviceFacts, shape: &ModelConfig, kv_blocks: u32) -> Facts {
+    pub(super) fn facts(
+        &self,
+        device: DeviceFacts,
+        numbers: String,
+        shape: &ModelConfig,
+        kv_blocks: u32,
+    ) -> Facts {
         let context_length = shape.context_length;
         // Gateways may run somewhere else.
         let path = std::path::absolute(&self.path).unwrap_or_else(|_| self.path.clone());
         let (model_path, base_hash) = (path.display().to_string(), self.base_hash);
-        Facts { model_path, base_hash, text_hash: self.text.0, device, context_length, kv_blocks }
+        Facts { model_path, base_hash, text_hash: self.text.0, device, numbers, context_length, kv_blocks }
     }
 
     /// What split clients are to be served, if they are: a base of this shape, beside adapters of the precision that suits it.

@@ -117,7 +117,7 @@ impl Opening for Host {
             cores: cores.to_vec(),
             kv_bytes: usize::try_from(DeviceBytes::of(config).on_a_cpu())
                 .context("--device-bytes is more than this machine can address")?,
-            kv_dtype: kv_dtype(config),
+            kv_dtype: kv_dtype(config.kv_dtype),
         };
         Ok(ResidentModel::new(weights, &options)?)
     }

@@ -110,7 +110,7 @@ impl Opening for Gpu {
     fn pass(&self, weights: CudaWeights, config: &Config, _: &[usize]) -> anyhow::Result<CudaModel> {
         let kv_bytes = self.plan.pool_bytes(self.cuda.free_bytes()? as u64);
         let kv_bytes = usize::try_from(kv_bytes).context("--device-bytes is more than can be addressed")?;
-        let options = CudaOptions { kv_bytes, kv_dtype: kv_dtype(config), graphs: Graphs::Use };
+        let options = CudaOptions { kv_bytes, kv_dtype: kv_dtype(config.kv_dtype), graphs: Graphs::Use };
         Ok(CudaModel::new(weights, &options)?)
     }
 
@@ -196,7 +196,7 @@ pub(crate) fn open_alone(
 
 /// Adds up what `base` takes, and refuses what does not fit before anything is taken.
 fn plan(config: &Config, cuda: &Arc<Cuda>, base: &Base) -> anyhow::Result<MemoryPlan> {
-    let precision = kv_precision(base.is_exact(), kv_dtype(config));
+    let precision = kv_precision(base.is_exact(), kv_dtype(config.kv_dtype));
     let block_bytes = KvPool::block_bytes(kv_shape(base.source.config(), precision));
     let plan = MemoryPlan::of(config, &*base.source, block_bytes as u64);
     let device = DeviceChoice::Cuda { ordinal: cuda.info().ordinal };

@@ -29,7 +29,7 @@ pub(super) struct Drafting {
 
 /// What drafts may use, computing on `cores`.
 fn options(config: &Config, cores: &[usize]) -> DraftOptions {
-    DraftOptions { cores: cores.to_vec(), bytes: config.draft_bytes.0, kv_dtype: kv_dtype(config) }
+    DraftOptions { cores: cores.to_vec(), bytes: config.draft_bytes.0, kv_dtype: kv_dtype(config.kv_dtype) }
 }
 
 impl Drafting {

@@ -18,6 +18,7 @@ use super::{
     AdapterLoader, Resident,
     base::{Base, Loaded},
     drafting::{self, Drafting},
+    numbers,
 };
 use crate::{
     budget::{self, MemoryBudget},
@@ -119,7 +120,7 @@ pub(super) fn open<O: Opening>(
     progress.stage("taking memory for keys and values");
     let mut pass = device.pass(weights, config, &base.cores)?;
     let kv_blocks = some_blocks(O::kv_blocks(&pass))?;
-    let facts = base.facts(device.facts(), &shape, kv_blocks);
+    let facts = base.facts(device.facts(), numbers(config, suits), &shape, kv_blocks);
     let settings = device_settings(config, pass.block_bytes());
     let costs = costs(&settings, &mut pass, &shape, &base.cores, kv_blocks, progress)?;
     let (pass, workers) = O::with_workers(pass, config, &base.cores, library, &budget.workers)?;

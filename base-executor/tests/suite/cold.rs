@@ -263,6 +263,7 @@ fn engine(limits: Limits, clock: Box<dyn Clock>, tier: &FakeTier) -> Engine<Fake
         base_hash: [0; 32],
         text_hash: [0; 32],
         device: DeviceFacts::default(),
+        numbers: String::new(),
         context_length: 0,
         vocab_size: 0,
         adapter_budget_bytes: 0,

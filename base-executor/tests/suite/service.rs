@@ -110,6 +110,7 @@ impl Executor {
                 base_hash: [3; 32],
                 text_hash: [4; 32],
                 device: DeviceFacts::default(),
+                numbers: String::new(),
                 context_length: 512,
                 kv_blocks: 256,
             };

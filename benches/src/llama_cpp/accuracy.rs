@@ -22,7 +22,7 @@ use text::tokenizer::{AddSpecial, ParseSpecial, Tokenizer};
 use super::setup::Setup;
 use crate::{
     measure::{Samples, alternate},
-    ours::{Helper, Load, Ours as _},
+    ours::{Helper, Load, Ours as _, Rates},
     peer::Weights,
     report::{Better, Comparison, Rival, Target},
 };
@@ -46,13 +46,22 @@ const FORMATS: [&str; 4] = ["Q4_0", "Q4_K_M", "Q6_K", "Q8_0"];
 const MAX_DIVERGENCE: f64 = 0.25;
 const MIN_DECODE: f64 = 0.95;
 const MIN_PREFILL: f64 = 0.85;
+/// What keys and values in bytes may cost a prompt.
+const MIN_KV: f64 = 0.95;
 
 /// An adapter of each kind, and where it is.
 const ADAPTERS: [(&str, &str); 3] =
     [("LoRA", "../examples/adapters/pirate"), ("IA3", "adapters/ia3"), ("prefix tuning", "adapters/prefix")];
 
-const PRECISIONS: [(&str, Precision); 3] =
-    [("int8", Precision::Int8), ("mixed", Precision::Mixed), ("int15", Precision::Int15)];
+/// How activations are rounded, and how keys and values are kept.
+type Numbers = (Precision, KvDtype);
+
+const NUMBERS: [(&str, Numbers); 4] = [
+    ("int8", (Precision::Int8, KvDtype::Auto)),
+    ("mixed", (Precision::Mixed, KvDtype::Auto)),
+    ("int15", (Precision::Int15, KvDtype::Auto)),
+    ("mixed, keys and values int8", (Precision::Mixed, KvDtype::Int8)),
+];
 
 /// Every comparison of this benchmark.
 pub(super) fn run(setup: &Setup) -> Result<Vec<Comparison>> {
@@ -74,11 +83,12 @@ fn divergences(setup: &Setup, weights: &Weights) -> Result<Vec<Comparison>> {
     let exact = setup.peer.dequantized(&setup.config, weights)?;
     let theirs = setup.peer.divergence(weights, &exact, &text, [STRETCH, STRETCHES])?;
     let judge = Judge::new(&weights.file, setup.config.threads, None)?;
-    let row = |(name, precision)| {
-        let ours = Samples::new(vec![1000.0 * judge.divergence(precision)?])?;
+    let row = |(name, numbers)| {
+        let ours = Samples::new(vec![1000.0 * judge.divergence(numbers)?])?;
         let samples = Samples::new(vec![1000.0 * theirs])?;
         let rival = Rival { name: "llama-perplexity".to_owned(), format: weights.format.clone(), samples };
-        let target = (precision == Precision::default()).then_some(Target::ShareAtMost(MAX_DIVERGENCE));
+        let is_default = numbers == (Precision::default(), KvDtype::Auto);
+        let target = is_default.then_some(Target::ShareAtMost(MAX_DIVERGENCE));
         let case = format!("divergence from f32, {name}");
         Ok(Comparison {
             bench: "accuracy",
@@ -90,10 +100,10 @@ fn divergences(setup: &Setup, weights: &Weights) -> Result<Vec<Comparison>> {
             target,
         })
     };
-    PRECISIONS.into_iter().map(row).collect()
+    NUMBERS.into_iter().map(row).collect()
 }
 
-/// Adapters of each kind on the shipped file, by each precision beside `int8`.
+/// Adapters of each kind on the shipped file, by each kind of numbers beside `int8`.
 fn adapted(setup: &Setup) -> Result<Vec<Comparison>> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
     let weights = &setup.peer.shipped;
@@ -101,17 +111,18 @@ fn adapted(setup: &Setup) -> Result<Vec<Comparison>> {
     for (kind, place) in ADAPTERS {
         let adapter = folder.join(place);
         let judge = Judge::new(&weights.file, setup.config.threads, Some(&adapter))?;
-        let samples = |precision| Samples::new(vec![1000.0 * judge.divergence(precision)?]);
-        let int8 = samples(Precision::Int8)?;
-        for (precision_name, precision) in &PRECISIONS[1..] {
+        let samples = |numbers| Samples::new(vec![1000.0 * judge.divergence(numbers)?]);
+        let [(_, int8), others @ ..] = NUMBERS;
+        let int8 = samples(int8)?;
+        for (name, numbers) in others {
             let rival =
                 Rival { name: "int8".to_owned(), format: weights.format.clone(), samples: int8.clone() };
             comparisons.push(Comparison {
                 bench: "accuracy",
-                case: format!("divergence from f32, {kind}, {precision_name}"),
+                case: format!("divergence from f32, {kind}, {name}"),
                 unit: "nats/1000",
                 better: Better::Lower,
-                ours: samples(*precision)?,
+                ours: samples(numbers)?,
                 rival,
                 target: None,
             });
@@ -120,43 +131,72 @@ fn adapted(setup: &Setup) -> Result<Vec<Comparison>> {
     Ok(comparisons)
 }
 
-/// What each precision costs, beside `int8`.
+/// What each kind of numbers costs: `mixed` beside `int8`, and keys and values in bytes beside halves.
 fn rates(setup: &Setup) -> Result<Vec<Comparison>> {
     const PROMPT: Load = Load { prompt_tokens: 512, generated_tokens: 0, streams: 1 };
     const ALONE: Load = Load { prompt_tokens: 16, generated_tokens: 128, streams: 1 };
     const EIGHT: Load = Load { streams: 8, ..ALONE };
-    let rate = |precision: &'static str| {
-        let helper = Helper::new(&setup.config.ours, &setup.config.model, setup.config.threads);
-        let helper = helper.with_precision(precision);
-        move |_| {
-            let [prompt, alone, eight] = [PROMPT, ALONE, EIGHT].map(|load| helper.rates(load));
-            Ok([prompt?.prefill_tokens_per_s, alone?.decode_tokens_per_s, eight?.decode_tokens_per_s])
-        }
+    const BEHIND: Load = Load { prompt_tokens: 512, ..EIGHT };
+    const LONG: Load = Load { prompt_tokens: 1920, ..ALONE };
+    let mut comparisons = beside(
+        setup,
+        ("int8", &["--precision", "int8"]),
+        ("mixed", &["--precision", "mixed"]),
+        [
+            ("a prompt of 512", PROMPT, MIN_PREFILL),
+            ("one stream", ALONE, MIN_DECODE),
+            ("8 streams", EIGHT, MIN_DECODE),
+        ],
+    )?;
+    comparisons.extend(beside(
+        setup,
+        ("keys and values f16", &["--kv-dtype", "f16"]),
+        ("keys and values int8", &["--kv-dtype", "int8"]),
+        [
+            ("a prompt of 512", PROMPT, MIN_KV),
+            ("one stream behind 1,920", LONG, 1.0),
+            ("8 streams behind 512", BEHIND, 1.0),
+        ],
+    )?);
+    Ok(comparisons)
+}
+
+/// One way of computing, and the options that choose it.
+type Way = (&'static str, &'static [&'static str]);
+
+/// Loads by two ways in alternation, and what the second is to reach of the first.
+fn beside<const N: usize>(
+    setup: &Setup,
+    plain: Way,
+    ours: Way,
+    cases: [(&str, Load, f64); N],
+) -> Result<Vec<Comparison>> {
+    let rates = |(_, options): Way| {
+        let helper = Helper::new(&setup.config.ours, &setup.config.model, setup.config.threads).with(options);
+        let loads = cases.map(|(_, load, _)| load);
+        move |_| loads.iter().map(|&load| Ok(rate(&helper.rates(load)?, load))).collect()
     };
-    let ways = [Box::new(rate("int8")) as Box<dyn FnMut(usize) -> Result<[f64; 3]>>, Box::new(rate("mixed"))];
-    let [int8, mixed] = alternate(setup.config.runs, ways)?;
-    let cases = [
-        ("a prompt of 512, mixed", MIN_PREFILL),
-        ("one stream, mixed", MIN_DECODE),
-        ("8 streams, mixed", MIN_DECODE),
-    ];
-    let row = |(at, (case, least)): (usize, (&str, f64))| {
-        let rival = Rival {
-            name: "int8".to_owned(),
-            format: setup.peer.shipped.format.clone(),
-            samples: Samples::of(&int8, |rates| rates[at])?,
-        };
+    let ways = [plain, ours].map(|way| Box::new(rates(way)) as Box<dyn FnMut(usize) -> Result<Vec<f64>>>);
+    let [plain_rates, our_rates] = alternate(setup.config.runs, ways)?;
+    let row = |(at, (case, _, least)): (usize, (&str, Load, f64))| {
+        let format = setup.peer.shipped.format.clone();
+        let samples = Samples::of(&plain_rates, |rates| rates[at])?;
         Ok(Comparison {
             bench: "accuracy",
-            case: case.to_owned(),
+            case: format!("{case}, {}", ours.0),
             unit: "tokens/s",
             better: Better::Higher,
-            ours: Samples::of(&mixed, |rates| rates[at])?,
-            rival,
+            ours: Samples::of(&our_rates, |rates| rates[at])?,
+            rival: Rival { name: plain.0.to_owned(), format, samples },
             target: Some(Target::RatioAtLeast(least)),
         })
     };
     cases.into_iter().enumerate().map(row).collect()
+}
+
+/// What is measured of a load: decoding, if anything is generated.
+fn rate(rates: &Rates, load: Load) -> f64 {
+    if load.generated_tokens == 0 { rates.prefill_tokens_per_s } else { rates.decode_tokens_per_s }
 }
 
 /// A file's own weights, dequantized, and what they give where nothing is rounded.
@@ -176,15 +216,15 @@ impl<'a> Judge<'a> {
         let stretches: Vec<_> = tokens.chunks_exact(STRETCH).take(STRETCHES).map(<[u32]>::to_vec).collect();
         ensure!(stretches.len() == STRETCHES, "the text has only {} tokens", tokens.len());
         let weights = LoadedWeights::load(&Dequantized(GgufSource::open(file)?), threads)?;
-        let mut adapted = Adapted::new(weights, adapter)?;
+        let mut adapted = Adapted::new(weights, KvDtype::Auto, adapter)?;
         let expected = stretches.iter().map(|tokens| adapted.judged(tokens)).collect();
         Ok(Self { file, threads, adapter, stretches, expected })
     }
 
-    /// The mean divergence of what `precision` gives, in nats.
-    fn divergence(&self, precision: Precision) -> Result<f64> {
+    /// The mean divergence of what such numbers give, in nats.
+    fn divergence(&self, (precision, kv): Numbers) -> Result<f64> {
         let weights = LoadedWeights::load(&GgufSource::open(self.file)?, self.threads)?;
-        let mut adapted = Adapted::new(weights.with_precision(precision), self.adapter)?;
+        let mut adapted = Adapted::new(weights.with_precision(precision), kv, self.adapter)?;
         let vocabulary = adapted.model.vocab_size();
         let (mut sum, mut places) = (0.0, 0);
         for (tokens, expected) in self.stretches.iter().zip(&self.expected) {
@@ -205,7 +245,7 @@ struct Adapted {
 }
 
 impl Adapted {
-    fn new(weights: LoadedWeights, adapter: Option<&Path>) -> Result<Self> {
+    fn new(weights: LoadedWeights, kv_dtype: KvDtype, adapter: Option<&Path>) -> Result<Self> {
         let (config, precision) = (weights.config(), weights.adapter_precision());
         let adapter = adapter.map(|path| match AnyAdapter::read(path, config)? {
             AnyAdapter::Answers(adapter) => Ok(Arc::new(PreparedAdapter::new(&adapter, config, precision)?)),
@@ -213,8 +253,8 @@ impl Adapted {
         });
         let adapter = adapter.transpose()?;
         let tokens = STRETCH + adapter.as_ref().map_or(0, |adapter| adapter.virtual_tokens());
-        let kv_bytes = weights.kv_shape(KvDtype::Auto).block_bytes() * tokens.div_ceil(BLOCK_TOKENS);
-        let options = ResidentOptions { cores: Vec::new(), kv_bytes, kv_dtype: KvDtype::Auto };
+        let kv_bytes = weights.kv_shape(kv_dtype).block_bytes() * tokens.div_ceil(BLOCK_TOKENS);
+        let options = ResidentOptions { cores: Vec::new(), kv_bytes, kv_dtype };
         Ok(Self { model: ResidentModel::new(weights, &options)?, adapter })
     }
 

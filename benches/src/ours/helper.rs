@@ -20,8 +20,8 @@ pub(crate) struct Helper {
     program: PathBuf,
     model: PathBuf,
     threads: usize,
-    /// How activations are rounded.
-    precision: &'static str,
+    /// Options beside the defaults.
+    options: &'static [&'static str],
 }
 
 /// What it prints.
@@ -36,17 +36,12 @@ struct Printed {
 impl Helper {
     /// The helper in folder `binaries`.
     pub(crate) fn new(binaries: &Path, model: &Path, threads: usize) -> Self {
-        Self {
-            program: binaries.join("base-executor"),
-            model: model.to_path_buf(),
-            threads,
-            precision: "auto",
-        }
+        Self { program: binaries.join("base-executor"), model: model.to_path_buf(), threads, options: &[] }
     }
 
-    /// Rounds activations in this way.
-    pub(crate) fn with_precision(self, precision: &'static str) -> Self {
-        Self { precision, ..self }
+    /// Computes with these options.
+    pub(crate) fn with(self, options: &'static [&'static str]) -> Self {
+        Self { options, ..self }
     }
 }
 
@@ -54,7 +49,7 @@ impl Ours for Helper {
     fn rates(&self, load: Load) -> Result<Rates> {
         let mut command = Command::new(&self.program);
         command.arg("bench").arg("--json").arg("--model").arg(&self.model);
-        command.args(["--precision", self.precision]);
+        command.args(self.options);
         for (option, value) in [
             ("--threads", self.threads),
             ("--prompt", load.prompt_tokens),

@@ -143,6 +143,7 @@ fn welcome() -> Welcome {
         base_hash: [0; 32],
         text_hash: [0; 32],
         device: DeviceFacts::default(),
+        numbers: String::new(),
         context_length: CONTEXT as u32,
         vocab_size: 0,
         adapter_budget_bytes: 0,

@@ -93,6 +93,7 @@ fn welcome() -> Welcome {
         base_hash: [0; 32],
         text_hash: [0; 32],
         device: DeviceFacts::default(),
+        numbers: String::new(),
         context_length: 64,
         vocab_size: 32,
         adapter_budget_bytes: 1 << 20,

@@ -117,6 +117,7 @@ impl Memory {
                 base_hash: [1; 32],
                 text_hash: [2; 32],
                 device: DeviceFacts::default(),
+                numbers: String::new(),
                 context_length: 512,
                 vocab_size: 256,
                 adapter_budget_bytes: budget_bytes,

@@ -1,14 +1,16 @@
 //! Rows of keys and values, written to their blocks.
 
-use super::layout::{BLOCK_TOKENS, KvRows, KvShape, QkvLayout};
-use crate::{
-    element::Element,
-    simd::{Kernel, LANES, Simd},
+use std::marker::PhantomData;
+
+use super::{
+    kept::{Kept, scale},
+    layout::{BLOCK_TOKENS, KvRows, KvShape, QkvLayout},
 };
+use crate::simd::{Kernel, LANES, Simd};
 
 /// Writes the keys and values of rows to their blocks.
-pub(super) struct Append<'a, E> {
-    pub(super) data: *mut E,
+pub(super) struct Append<'a> {
+    pub(super) data: *mut u8,
     pub(super) shape: KvShape,
     pub(super) layer: usize,
     pub(super) qkv: &'a [f32],
@@ -16,46 +18,79 @@ pub(super) struct Append<'a, E> {
     pub(super) rows: KvRows<'a>,
 }
 
-impl<E: Element> Kernel for Append<'_, E> {
+/// As these numbers.
+pub(super) struct AppendAs<'a, E>(pub(super) Append<'a>, pub(super) PhantomData<E>);
+
+impl<E: Kept> Kernel for AppendAs<'_, E> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self) {
-        let Self { shape, layout, rows, .. } = self;
+        let Append { data, shape, layer, qkv, layout, rows } = self.0;
         for i in 0..rows.rows {
             let position = rows.position + i;
             let block = rows.blocks[position / BLOCK_TOKENS] as usize;
             let slot = position % BLOCK_TOKENS;
-            let row = &self.qkv[(rows.first_row + i) * layout.stride()..][..layout.stride()];
+            let row = &qkv[(rows.first_row + i) * layout.stride()..][..layout.stride()];
             for head in 0..shape.kv_heads {
-                let at = block * shape.block_elements()
-                    + (self.layer * shape.kv_heads + head) * shape.head_elements();
                 let keys = row[layout.key_column() + head * shape.head_dim..].as_ptr();
                 let values = row[layout.value_column() + head * shape.head_dim..].as_ptr();
+                let at = block * shape.block_bytes() + shape.head_offset(layer, head);
                 // SAFETY: `check` has seen that the block exists and the row has all heads; `append` borrows the pool
                 // exclusively.
                 unsafe {
-                    let to = self.data.add(at);
-                    store_key::<S, E>(to.add(slot), keys, shape.head_dim);
+                    let to = data.add(at).cast::<E>();
+                    let scales = to.add(shape.head_elements()).cast::<f32>().add(slot);
+                    let inverse = scaled::<S, E>(scales, keys, shape.head_dim);
+                    store_key::<S, E>(to.add(slot), keys, shape.head_dim, inverse);
                     let to = to.add(shape.key_elements() + slot * shape.padded());
-                    store_value::<S, E>(to, values, shape.head_dim);
+                    let inverse = scaled::<S, E>(scales.add(BLOCK_TOKENS), values, shape.head_dim);
+                    store_value::<S, E>(to, values, shape.head_dim, inverse);
                 }
             }
         }
     }
 }
 
+/// Writes the scale of these features, if they have one; returns what they are multiplied with.
+#[inline(always)]
+unsafe fn scaled<S: Simd, E: Kept>(to: *mut f32, features: *const f32, head_dim: usize) -> f32 {
+    if !E::SCALED {
+        return 1.0;
+    }
+    let (mut largest, mut sum) = (S::splat(0.0), S::splat(0.0));
+    for c in (0..head_dim).step_by(LANES) {
+        // SAFETY: the caller's: there are `head_dim` features.
+        let v = unsafe { S::load_head(features.add(c), LANES.min(head_dim - c)) };
+        largest = S::max(largest, S::abs(v));
+        sum = S::add(sum, v);
+    }
+    let (scale, inverse) = scale(S::max_lane(largest));
+    // A maximum may overlook a NaN, a sum does not: what is not all numbers gets no scale.
+    // SAFETY: the caller's: a scale goes there.
+    unsafe { to.write(scale + 0.0 * S::sum(sum)) };
+    inverse
+}
+
+/// Sixteen features or fewer as they are rounded.
+#[inline(always)]
+unsafe fn rounded<S: Simd, E: Kept>(features: *const f32, count: usize, inverse: f32) -> S::F {
+    // SAFETY: the caller's.
+    let v = unsafe { S::load_head(features, count) };
+    if E::SCALED { S::round(S::mul(v, S::splat(inverse))) } else { v }
+}
+
 /// Features go a block's width apart.
 #[inline(always)]
-unsafe fn store_key<S: Simd, E: Element>(to: *mut E, key: *const f32, head_dim: usize) {
+unsafe fn store_key<S: Simd, E: Kept>(to: *mut E, key: *const f32, head_dim: usize, inverse: f32) {
     let mut c = 0;
     while c < head_dim {
         let n = LANES.min(head_dim - c);
-        // SAFETY: the caller's: the key has `head_dim` features, the block a column of as many. `Element` types are
+        // SAFETY: the caller's: the key has `head_dim` features, the block a column of as many. `Kept` types are
         // plain numbers, so a zeroed array of them is one.
         unsafe {
             let mut lanes: [E; LANES] = std::mem::zeroed();
-            E::store::<S>(lanes.as_mut_ptr(), S::load_head(key.add(c), n));
+            E::store::<S>(lanes.as_mut_ptr(), rounded::<S, E>(key.add(c), n, inverse));
             for (i, &lane) in lanes.iter().enumerate().take(n) {
                 *to.add((c + i) * BLOCK_TOKENS) = lane;
             }
@@ -66,11 +101,14 @@ unsafe fn store_key<S: Simd, E: Element>(to: *mut E, key: *const f32, head_dim: 
 
 /// The padding of a value is written too: as zeroes.
 #[inline(always)]
-unsafe fn store_value<S: Simd, E: Element>(to: *mut E, value: *const f32, head_dim: usize) {
+unsafe fn store_value<S: Simd, E: Kept>(to: *mut E, value: *const f32, head_dim: usize, inverse: f32) {
     let mut c = 0;
     while c < head_dim {
         // SAFETY: the caller's: the value has `head_dim` features, its row in the block as many, padded to 16.
-        unsafe { E::store::<S>(to.add(c), S::load_head(value.add(c), LANES.min(head_dim - c))) };
+        unsafe {
+            let n = LANES.min(head_dim - c);
+            E::store::<S>(to.add(c), rounded::<S, E>(value.add(c), n, inverse));
+        }
         c += LANES;
     }
 }

@@ -1,13 +1,19 @@
 //! Queries over the blocks of their sequence, a tile of neighbouring tokens at a time.
 
-use super::layout::{BLOCK_TOKENS, KvRows, KvShape, MAX_HEAD_DIM, QkvLayout};
-use crate::{
-    element::Element,
-    simd::{Kernel, LANES, Simd},
+use std::marker::PhantomData;
+
+use super::{
+    kept::Kept,
+    layout::{BLOCK_TOKENS, KvRows, KvShape, QkvLayout},
+    sum::Sum,
 };
+use crate::simd::{Kernel, LANES, Simd, prefetch};
 
 /// Positions between two rescalings.
 const SPAN: usize = 256;
+
+/// Positions that are summed for themselves; sums are joined in the order of positions, whoever took them.
+const SEGMENT: usize = 2 * SPAN;
 
 /// Queries (tokens x heads of a group) that read a key together.
 const TILE_ROWS: usize = 6;
@@ -29,9 +35,16 @@ pub(super) fn tiles<'a>(batch: &[KvRows<'a>], layout: QkvLayout) -> Vec<KvRows<'
     tiles
 }
 
+/// Segments that a tile sees: the first, and one past the last.
+pub(super) fn segments(tile: KvRows<'_>, window: usize) -> (usize, usize) {
+    let begin = (tile.position + 1).saturating_sub(window);
+    (begin / SEGMENT, (tile.position + tile.rows).div_ceil(SEGMENT))
+}
+
 /// One tile and one key head.
 #[derive(Clone, Copy)]
 pub(super) struct Attend<'a> {
+    pub(super) data: *const u8,
     pub(super) shape: KvShape,
     pub(super) layer: usize,
     pub(super) qkv: &'a [f32],
@@ -39,104 +52,167 @@ pub(super) struct Attend<'a> {
     pub(super) tile: KvRows<'a>,
     pub(super) kv_head: usize,
     pub(super) window: usize,
-    pub(super) out: *mut f32,
+    /// Of the tile's; the first, and one past the last.
+    pub(super) segments: (usize, usize),
+    pub(super) to: To,
 }
 
-/// With the memory of the blocks.
-pub(super) struct AttendIn<'a, E> {
-    pub(super) data: *const E,
-    pub(super) attend: Attend<'a>,
+/// Where the results of a tile go.
+#[derive(Clone, Copy)]
+pub(super) enum To {
+    /// Means, to rows of all heads.
+    Out(*mut f32),
+    /// Sums, to room for as many as the tile has rows and heads.
+    Part(*mut f32),
 }
 
-impl<E: Element> Kernel for AttendIn<'_, E> {
+/// With what its blocks hold.
+pub(super) struct AttendIn<'a, E>(pub(super) Attend<'a>, pub(super) PhantomData<E>);
+
+impl<E: Kept> Kernel for AttendIn<'_, E> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self) {
-        let group = self.attend.layout.heads / self.attend.layout.kv_heads;
-        let rows = self.attend.tile.rows * group;
+        let rows = self.0.rows();
         let mut first = 0;
         while first < rows {
             first += match S::TILE.min(rows - first) {
-                6.. => self.rows::<S, 6, 2>(first, group),
-                4.. => self.rows::<S, 4, 2>(first, group),
-                3 => self.rows::<S, 3, 4>(first, group),
-                2 => self.rows::<S, 2, 4>(first, group),
-                _ => self.rows::<S, 1, 8>(first, group),
+                6.. => self.rows::<S, 6, 2>(first),
+                4.. => self.rows::<S, 4, 2>(first),
+                3 => self.rows::<S, 3, 4>(first),
+                2 => self.rows::<S, 2, 4>(first),
+                _ => self.rows::<S, 1, 8>(first),
             };
         }
     }
 }
 
-/// A query, what it may see, and its softmax so far.
+impl Attend<'_> {
+    /// Pairs of a token and a head of the group.
+    #[inline(always)]
+    pub(super) fn rows(&self) -> usize {
+        self.tile.rows * self.group()
+    }
+
+    /// One past the last position that any of its rows sees.
+    #[inline(always)]
+    fn positions(&self) -> usize {
+        self.tile.position + self.tile.rows
+    }
+
+    #[inline(always)]
+    fn group(&self) -> usize {
+        self.layout.heads / self.layout.kv_heads
+    }
+
+    /// The row of the batch, and the head.
+    #[inline(always)]
+    fn place(&self, row: usize) -> (usize, usize) {
+        (self.tile.first_row + row / self.group(), self.kv_head * self.group() + row % self.group())
+    }
+
+    /// Writes what a row has come to.
+    #[inline(always)]
+    pub(super) fn put<S: Simd>(&self, row: usize, sum: &Sum) {
+        let (head_dim, padded) = (self.layout.head_dim, self.shape.padded());
+        match self.to {
+            To::Out(out) => {
+                let (token, head) = self.place(row);
+                // SAFETY: `attend` has checked that out has this row.
+                unsafe { sum.finish::<S>(out.add((token * self.layout.heads + head) * head_dim), head_dim) };
+            }
+            // SAFETY: there is room for each row.
+            To::Part(part) => unsafe { sum.save(part.add(row * Sum::saved(padded)), padded) },
+        }
+    }
+}
+
+/// A query, and what it may see.
 #[derive(Clone, Copy)]
 struct Query {
     q: *const f32,
-    out: *mut f32,
     /// First and one past the last visible position.
     visible: (usize, usize),
-    largest: f32,
-    sum: f32,
 }
 
-impl<E: Element> AttendIn<'_, E> {
+impl<E: Kept> AttendIn<'_, E> {
     /// `R` (token, head) rows of the tile from `first` on; returns `R`. Scores of `B` blocks are taken together: each is a chain of
     /// multiply-adds that wait for each other, and `R * B` chains side by side fill the time.
     #[inline(always)]
-    fn rows<S: Simd, const R: usize, const B: usize>(&self, first: usize, group: usize) -> usize {
-        let mut queries: [Query; R] = std::array::from_fn(|r| self.query(first + r, group));
-        let mut sums = [[0.0f32; MAX_HEAD_DIM]; R];
+    fn rows<S: Simd, const R: usize, const B: usize>(&self, first: usize) -> usize {
+        let queries: [Query; R] = std::array::from_fn(|r| self.query(first + r));
+        let (begin, end) = self.0.segments;
+        let mut sums = [Sum::EMPTY; R];
+        self.segment::<S, R, B>(&queries, begin, &mut sums);
+        for segment in begin + 1..end {
+            let mut more = [Sum::EMPTY; R];
+            self.segment::<S, R, B>(&queries, segment, &mut more);
+            for (sum, more) in sums.iter_mut().zip(&more) {
+                sum.join::<S>(more, self.0.shape.padded());
+            }
+        }
+        for (r, sum) in sums.iter().enumerate() {
+            self.0.put::<S>(first + r, sum);
+        }
+        R
+    }
+
+    /// Sums what these queries see of a segment.
+    #[inline(always)]
+    fn segment<S: Simd, const R: usize, const B: usize>(
+        &self,
+        queries: &[Query; R],
+        segment: usize,
+        sums: &mut [Sum; R],
+    ) {
         let mut scores = [[0.0f32; SPAN]; R];
-        let begin = queries.iter().map(|q| q.visible.0).min().unwrap_or(0);
-        let end = queries.iter().map(|q| q.visible.1).max().unwrap_or(0);
+        let begin = queries.iter().map(|q| q.visible.0).min().unwrap_or(0).max(segment * SEGMENT);
+        let end = queries.iter().map(|q| q.visible.1).max().unwrap_or(0).min((segment + 1) * SEGMENT);
         let mut span = begin / SPAN * SPAN;
         while span < end {
             let blocks = (span.max(begin) / BLOCK_TOKENS, end.min(span + SPAN).div_ceil(BLOCK_TOKENS));
             let mut block = blocks.0;
             while block < blocks.1 {
                 block += match blocks.1 - block {
-                    left if left >= B => self.score::<S, R, B>(&queries, block, span, &mut scores),
-                    _ => self.score::<S, R, 1>(&queries, block, span, &mut scores),
+                    left if left >= B => self.score::<S, R, B>(queries, block, span, &mut scores),
+                    _ => self.score::<S, R, 1>(queries, block, span, &mut scores),
                 };
             }
             let seen = (span.max(begin) - span, end.min(span + SPAN) - span);
-            for ((query, scores), sums) in queries.iter_mut().zip(&mut scores).zip(&mut sums) {
-                self.soften::<S>(query, span, seen, scores, sums);
+            for ((query, scores), sum) in queries.iter().zip(&mut scores).zip(sums.iter_mut()) {
+                self.soften::<S>(query, span, seen, scores, sum);
             }
-            self.mix::<S, R>(span, seen, &scores, &mut sums);
+            self.mix::<S, R>(span, seen, &scores, sums);
             span += SPAN;
         }
-        for (query, sums) in queries.iter().zip(&sums) {
-            self.finish::<S>(query, sums);
-        }
-        R
     }
 
     #[inline(always)]
-    fn query(&self, row: usize, group: usize) -> Query {
-        let Attend { layout, tile, kv_head, window, .. } = self.attend;
-        let (token, head) = (row / group, kv_head * group + row % group);
-        let position = tile.position + token;
-        let row = tile.first_row + token;
-        let width = layout.heads * layout.head_dim;
+    fn query(&self, row: usize) -> Query {
+        let Attend { qkv, layout, tile, window, .. } = self.0;
+        let (token, head) = self.0.place(row);
+        let position = tile.position + token - tile.first_row;
         Query {
-            q: self.attend.qkv[row * layout.stride() + head * layout.head_dim..].as_ptr(),
-            // SAFETY: `attend` has checked that out has this row.
-            out: unsafe { self.attend.out.add(row * width + head * layout.head_dim) },
+            q: qkv[token * layout.stride() + head * layout.head_dim..].as_ptr(),
             visible: ((position + 1).saturating_sub(window), position + 1),
-            largest: f32::NEG_INFINITY,
-            sum: 0.0,
         }
     }
 
     /// The keys of this head in a block of the sequence.
     #[inline(always)]
     fn keys(&self, block: usize) -> *const E {
-        let Attend { shape, layer, kv_head, tile, .. } = self.attend;
-        let at = tile.blocks[block] as usize * shape.block_elements()
-            + (layer * shape.kv_heads + kv_head) * shape.head_elements();
+        let Attend { data, shape, layer, kv_head, tile, .. } = self.0;
+        let at = tile.blocks[block] as usize * shape.block_bytes() + shape.head_offset(layer, kv_head);
         // SAFETY: `check` has seen that the block exists.
-        unsafe { self.data.add(at) }
+        unsafe { data.add(at).cast() }
+    }
+
+    /// The scales of its keys in a block of [`Kept::SCALED`] numbers; those of its values follow.
+    #[inline(always)]
+    fn scales(&self, block: usize) -> *const f32 {
+        // SAFETY: they follow the numbers of a head.
+        unsafe { self.keys(block).add(self.0.shape.head_elements()).cast() }
     }
 
     /// Scores of the sixteen positions of each of `B` blocks from `block` on; returns `B`.
@@ -149,13 +225,18 @@ impl<E: Element> AttendIn<'_, E> {
         scores: &mut [[f32; SPAN]; R],
     ) -> usize {
         let keys: [_; B] = std::array::from_fn(|b| self.keys(block + b));
+        // No processor guesses where the next blocks lie: they come nearer line by line, keys and values.
+        let end = self.0.positions().div_ceil(BLOCK_TOKENS);
+        let later: [_; B] = std::array::from_fn(|b| self.keys((block + B + b).min(end - 1)).cast::<u8>());
+        let stride = self.0.shape.head_bytes() / self.0.shape.head_dim;
         let mut sums = [[S::splat(0.0); B]; R];
-        for d in 0..self.attend.shape.head_dim {
+        for d in 0..self.0.shape.head_dim {
             // SAFETY: the blocks have `head_dim` vectors of keys, a query `head_dim` features.
             unsafe {
                 let mut of_blocks = [S::splat(0.0); B];
-                for (key, keys) in of_blocks.iter_mut().zip(&keys) {
+                for ((key, keys), later) in of_blocks.iter_mut().zip(&keys).zip(&later) {
                     *key = E::load::<S>(keys.add(d * BLOCK_TOKENS));
+                    prefetch(later.wrapping_add(d * stride));
                 }
                 for (sums, query) in sums.iter_mut().zip(queries) {
                     let q = S::splat(*query.q.add(d));
@@ -168,23 +249,26 @@ impl<E: Element> AttendIn<'_, E> {
         for (scores, sums) in scores.iter_mut().zip(&sums) {
             for (b, &sum) in sums.iter().enumerate() {
                 let at = (block + b) * BLOCK_TOKENS - span;
-                // SAFETY: the block lies within the span.
-                unsafe { S::store(scores[at..at + BLOCK_TOKENS].as_mut_ptr(), sum) };
+                // SAFETY: the block lies within the span, and has a scale for each position if it has any.
+                unsafe {
+                    let score = if E::SCALED { S::mul(sum, S::load(self.scales(block + b))) } else { sum };
+                    S::store(scores[at..at + BLOCK_TOKENS].as_mut_ptr(), score);
+                }
             }
         }
         B
     }
 
-    /// Turns the scores of positions `seen` of a span into weights, 0 where this query does not look, and rescales what
-    /// was summed before.
+    /// Turns the scores of positions `seen` of a span into what values are multiplied with, 0 where this query does not
+    /// look, and rescales what was summed before.
     #[inline(always)]
     fn soften<S: Simd>(
         &self,
-        query: &mut Query,
+        query: &Query,
         span: usize,
         seen: (usize, usize),
         scores: &mut [f32; SPAN],
-        sums: &mut [f32],
+        sum: &mut Sum,
     ) {
         let (from, to) = visible_in(query, span);
         if from >= to {
@@ -200,29 +284,26 @@ impl<E: Element> AttendIn<'_, E> {
             // SAFETY: whole vectors of the array.
             largest = S::max(largest, unsafe { S::load(scores[at..at + LANES].as_ptr()) });
         }
-        let largest = query.largest.max(S::max_lane(largest));
-        let rescale = exp_one::<S>(query.largest - largest);
+        let largest = sum.largest.max(S::max_lane(largest));
         let mut total = S::splat(0.0);
         for at in (first..last).step_by(LANES) {
-            // SAFETY: whole vectors of the array.
+            // SAFETY: whole vectors of the array, and scales of a block's values.
             unsafe {
                 let p = scores[at..at + LANES].as_mut_ptr();
                 let weight = S::exp(S::sub(S::load(p), S::splat(largest)));
                 let below_end = S::select_head(to.saturating_sub(at).min(LANES), weight, S::splat(0.0));
                 let weight = S::select_head(from.saturating_sub(at).min(LANES), S::splat(0.0), below_end);
-                S::store(p, weight);
                 total = S::add(total, weight);
+                if E::SCALED {
+                    let scales = self.scales((span + at) / BLOCK_TOKENS).add(BLOCK_TOKENS);
+                    S::store(p, S::mul(weight, S::load(scales)));
+                } else {
+                    S::store(p, weight);
+                }
             }
         }
-        query.largest = largest;
-        query.sum = query.sum * rescale + S::sum(total);
-        for at in (0..self.attend.shape.padded()).step_by(LANES) {
-            // SAFETY: whole vectors of an array of the widest head.
-            unsafe {
-                let p = sums[at..at + LANES].as_mut_ptr();
-                S::store(p, S::mul(S::load(p), S::splat(rescale)));
-            }
-        }
+        sum.rescale::<S>(largest, self.0.shape.padded());
+        sum.weight += S::sum(total);
     }
 
     /// `sums += weights * values` over positions `range` of the span. A row that does not see a position has the weight 0
@@ -233,9 +314,9 @@ impl<E: Element> AttendIn<'_, E> {
         span: usize,
         range: (usize, usize),
         weights: &[[f32; SPAN]; R],
-        sums: &mut [[f32; MAX_HEAD_DIM]; R],
+        sums: &mut [Sum; R],
     ) {
-        let padded = self.attend.shape.padded();
+        let padded = self.0.shape.padded();
         let mut column = 0;
         while column < padded {
             column += match (padded - column) / LANES {
@@ -251,16 +332,16 @@ impl<E: Element> AttendIn<'_, E> {
         span: usize,
         range: (usize, usize),
         weights: &[[f32; SPAN]; R],
-        sums: &mut [[f32; MAX_HEAD_DIM]; R],
+        sums: &mut [Sum; R],
         column: usize,
     ) -> usize {
-        let shape = self.attend.shape;
+        let shape = self.0.shape;
         let mut acc = [[S::splat(0.0); V]; R];
         // SAFETY: columns lie within the padded head; blocks exist for every visible position.
         unsafe {
-            for (acc, sums) in acc.iter_mut().zip(sums.iter()) {
+            for (acc, sum) in acc.iter_mut().zip(sums.iter()) {
                 for (v, acc) in acc.iter_mut().enumerate() {
-                    *acc = S::load(sums.as_ptr().add(column + v * LANES));
+                    *acc = S::load(sum.values.as_ptr().add(column + v * LANES));
                 }
             }
             let mut at = range.0;
@@ -283,28 +364,13 @@ impl<E: Element> AttendIn<'_, E> {
                     at += 1;
                 }
             }
-            for (acc, sums) in acc.iter().zip(sums.iter_mut()) {
+            for (acc, sum) in acc.iter().zip(sums.iter_mut()) {
                 for (v, &acc) in acc.iter().enumerate() {
-                    S::store(sums.as_mut_ptr().add(column + v * LANES), acc);
+                    S::store(sum.values.as_mut_ptr().add(column + v * LANES), acc);
                 }
             }
         }
         V * LANES
-    }
-
-    #[inline(always)]
-    fn finish<S: Simd>(&self, query: &Query, sums: &[f32; MAX_HEAD_DIM]) {
-        let inverse = S::splat(1.0 / query.sum);
-        let head_dim = self.attend.shape.head_dim;
-        let mut c = 0;
-        while c < head_dim {
-            // SAFETY: out has `head_dim` elements for this head, the array more.
-            unsafe {
-                let v = S::mul(S::load(sums.as_ptr().add(c)), inverse);
-                S::store_head(query.out.add(c), v, LANES.min(head_dim - c));
-            }
-            c += LANES;
-        }
     }
 }
 
@@ -313,12 +379,4 @@ impl<E: Element> AttendIn<'_, E> {
 fn visible_in(query: &Query, span: usize) -> (usize, usize) {
     let (from, to) = query.visible;
     (from.max(span) - span, to.min(span + SPAN).max(span) - span)
-}
-
-#[inline(always)]
-fn exp_one<S: Simd>(x: f32) -> f32 {
-    let mut lanes = [0.0f32; LANES];
-    // SAFETY: a whole vector of the array.
-    unsafe { S::store(lanes.as_mut_ptr(), S::exp(S::splat(x))) };
-    lanes[0]
 }

@@ -15,6 +15,8 @@ pub enum KvPrecision {
     F32,
     /// Halves.
     F16,
+    /// Bytes, and a scale for each key and each value of a head; on a CPU alone.
+    Int8,
 }
 
 /// Shape of a pool of blocks.
@@ -35,23 +37,31 @@ impl KvShape {
         self.head_dim.next_multiple_of(LANES)
     }
 
-    /// Elements of the keys of a head in a block; its values follow.
+    /// Numbers of the keys of a head in a block; its values follow.
     pub(super) fn key_elements(self) -> usize {
         self.head_dim * BLOCK_TOKENS
     }
 
+    /// Numbers of the keys and values of a head in a block; their scales follow, where they have any.
     pub(super) fn head_elements(self) -> usize {
         self.key_elements() + BLOCK_TOKENS * self.padded()
     }
 
-    pub(super) fn block_elements(self) -> usize {
-        self.layers * self.kv_heads * self.head_elements()
+    pub(super) fn head_bytes(self) -> usize {
+        let scales =
+            if self.precision == KvPrecision::Int8 { 2 * BLOCK_TOKENS * size_of::<f32>() } else { 0 };
+        self.head_elements() * self.precision.number_bytes() + scales
+    }
+
+    /// Where a head of a layer begins in a block.
+    pub(super) fn head_offset(self, layer: usize, head: usize) -> usize {
+        (layer * self.kv_heads + head) * self.head_bytes()
     }
 
     /// Bytes of a block.
     #[must_use]
     pub fn block_bytes(self) -> usize {
-        self.block_elements() * if self.precision == KvPrecision::F32 { 4 } else { 2 }
+        self.layers * self.kv_heads * self.head_bytes()
     }
 }
 

@@ -4,8 +4,6 @@
 //! does a key head of a sequence, its queries in tiles of [`SUM_ROWS`](super::SUM_ROWS) tokens, heads of the group one after
 //! the other, so that gradients of keys and values are summed in an order of the sequence's own.
 
-use half::f16;
-
 use super::{
     SUM_ROWS,
     product::{Into, Product, Strided},
@@ -136,21 +134,19 @@ impl HeadGradient<'_> {
     fn room(&self) -> Room {
         let Attended { qkv, layout, precision, .. } = self.attended;
         let (tokens, width) = (self.sequence.count, layout.head_dim);
-        let kept = |value: f32| match precision {
-            KvPrecision::F32 => value,
-            KvPrecision::F16 => f16::from_f32(value).to_f32(),
-        };
         let head = |column: usize, token: usize| {
             let at = (self.sequence.first + token) * layout.stride() + column + self.kv_head * width;
-            &qkv[at..at + width]
+            let mut kept = qkv[at..at + width].to_vec();
+            precision.round(&mut kept);
+            kept
         };
         let mut keys = Vec::with_capacity(tokens * width);
         let mut transposed = [layout.key_column(), layout.value_column()].map(|_| vec![0.0; tokens * width]);
         for token in 0..tokens {
-            keys.extend(head(layout.key_column(), token).iter().map(|&key| kept(key)));
+            keys.extend(head(layout.key_column(), token));
             for (to, column) in transposed.iter_mut().zip([layout.key_column(), layout.value_column()]) {
-                for (d, &value) in head(column, token).iter().enumerate() {
-                    to[d * tokens + token] = kept(value);
+                for (d, value) in head(column, token).into_iter().enumerate() {
+                    to[d * tokens + token] = value;
                 }
             }
         }

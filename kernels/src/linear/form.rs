@@ -182,7 +182,7 @@ impl PackedForm {
         let row_bytes = self.kind.row_bytes(self.columns).unwrap_or(0);
         assert!(data.len() == self.rows * row_bytes, "{} bytes of {} rows", data.len(), self.rows);
         assert_eq!(panels.len(), self.bytes(), "panels of {} rows", self.rows);
-        // Codes of less than a byte are added to what is there, and rows that a panel lacks are zeroes.
+        // Rows that a panel lacks are zeroes, and what lies behind its numbers.
         panels.fill(0);
         match integer_form(self.kind) {
             Some(form) => self.pack_integers(form, data, row_bytes, panels),
@@ -274,7 +274,7 @@ fn common_unit(kind: TensorType, data: &[u8], row_bytes: usize) -> f32 {
     let mut decoded = DecodedRow::default();
     let mut largest = 0.0f32;
     for bytes in data.chunks_exact(row_bytes) {
-        decoded.decode(kind, bytes);
+        decoded.decode_numbers(kind, bytes);
         largest = decoded.scales.iter().chain(&decoded.minima).fold(largest, |m, x| m.max(x.abs()));
     }
     if largest.is_normal() { 2.0f32.powi(largest.log2().floor() as i32 - 14) } else { 1.0 }
@@ -296,10 +296,18 @@ pub(super) fn code_position(bits: usize, lane: usize, k: usize) -> (usize, u32) 
     }
 }
 
+/// Four codes are a word, two words of four bits share one: where [`code_position`] says.
 fn put_codes(panel: &mut [u8], bits: usize, lane: usize, codes: &[u8]) {
-    for (k, &code) in codes.iter().enumerate() {
-        let (byte, shift) = code_position(bits, lane, k);
-        panel[byte] |= code << shift;
+    let word = |codes: &[u8]| u32::from_le_bytes([codes[0], codes[1], codes[2], codes[3]]);
+    let group_bytes = GROUP * LANES * bits / 8;
+    for (codes, panel) in codes.chunks_exact(GROUP).zip(panel.chunks_exact_mut(group_bytes)) {
+        for (step, words) in panel.chunks_exact_mut(4 * LANES).enumerate() {
+            let mut four = word(&codes[4 * step..]);
+            if bits == 4 {
+                four |= word(&codes[GROUP / 2 + 4 * step..]) << 4;
+            }
+            words[4 * lane..4 * lane + 4].copy_from_slice(&four.to_le_bytes());
+        }
     }
 }
 

@@ -251,6 +251,16 @@ impl Simd for Avx2 {
         lanes.into_iter().fold(0, i32::wrapping_add)
     }
     #[inline(always)]
+    unsafe fn load_i8(from: *const i8) -> F {
+        cpu!({
+            let bytes = _mm_loadu_si128(from.cast());
+            [
+                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
+                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128::<8>(bytes))),
+            ]
+        })
+    }
+    #[inline(always)]
     unsafe fn store_i8(to: *mut i8, v: I) {
         cpu!({
             // The packs work within 128-bit halves; the permutation puts the lanes back in order.

@@ -188,6 +188,10 @@ impl Simd for Avx512 {
         cpu!(_mm512_reduce_add_epi32(v))
     }
     #[inline(always)]
+    unsafe fn load_i8(from: *const i8) -> __m512 {
+        cpu!(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast()))))
+    }
+    #[inline(always)]
     unsafe fn store_i8(to: *mut i8, v: __m512i) {
         cpu!(_mm_storeu_si128(to.cast(), _mm512_cvtsepi32_epi8(v)));
     }

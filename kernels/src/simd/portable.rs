@@ -199,6 +199,12 @@ impl Simd for Portable {
         v.into_iter().fold(0, i32::wrapping_add)
     }
     #[inline(always)]
+    unsafe fn load_i8(from: *const i8) -> F {
+        // SAFETY: the caller vouches for 16 elements.
+        let bytes = unsafe { from.cast::<[i8; 16]>().read_unaligned() };
+        lanes!(i => f32::from(bytes[i]))
+    }
+    #[inline(always)]
     unsafe fn store_i8(to: *mut i8, v: I) {
         let bytes: [i8; 16] = lanes!(i => v[i].clamp(-128, 127) as i8);
         // SAFETY: the caller vouches for 16 elements.

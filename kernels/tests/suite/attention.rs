@@ -10,7 +10,7 @@ use rand::seq::SliceRandom;
 
 use crate::support::{assert_close, bits, floats, pool, random};
 
-const PRECISIONS: [KvPrecision; 2] = [KvPrecision::F32, KvPrecision::F16];
+const PRECISIONS: [KvPrecision; 3] = [KvPrecision::F32, KvPrecision::F16, KvPrecision::Int8];
 
 /// Query heads that share a key head.
 const GROUPS: [usize; 6] = [1, 2, 3, 4, 7, 8];
@@ -135,30 +135,29 @@ impl World {
         let QkvLayout { heads, kv_heads, head_dim } = self.layout;
         let stride = self.layout.stride();
         let first = self.window.map_or(0, |window| (token + 1).saturating_sub(window));
-        let column = |column: usize, rows: std::ops::Range<usize>| -> Vec<f32> {
-            rows.flat_map(|row| &self.sequences[sequence][row * stride + column..][..head_dim])
-                .copied()
-                .collect()
-        };
+        let at = |row: usize, column: usize| &self.sequences[sequence][row * stride + column..][..head_dim];
         let mut out = Vec::new();
         for head in 0..heads {
             let kv_head = head / (heads / kv_heads);
             let kept = |from: usize| -> Vec<f32> {
-                column((from + kv_head) * head_dim, first..token + 1)
-                    .into_iter()
-                    .map(|x| self.keep(x))
-                    .collect()
+                (first..=token).flat_map(|row| self.keep(at(row, (from + kv_head) * head_dim))).collect()
             };
-            let q = column(head * head_dim, token..token + 1);
-            out.extend(reference::attention(&q, &kept(heads), &kept(heads + kv_heads)));
+            let q = at(token, head * head_dim);
+            out.extend(reference::attention(q, &kept(heads), &kept(heads + kv_heads)));
         }
         out
     }
 
-    fn keep(&self, x: f32) -> f32 {
+    /// A key or a value as the pool keeps it.
+    fn keep(&self, head: &[f32]) -> Vec<f32> {
+        let each = |keep: &dyn Fn(f32) -> f32| head.iter().map(|&x| keep(x)).collect();
         match self.shape.precision {
-            KvPrecision::F32 => x,
-            KvPrecision::F16 => f16::from_f32(x).to_f32(),
+            KvPrecision::F32 => head.to_vec(),
+            KvPrecision::F16 => each(&|x| f16::from_f32(x).to_f32()),
+            KvPrecision::Int8 => {
+                let largest = head.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
+                each(&|x| (x * (127.0 / largest)).round_ties_even() * (largest / 127.0))
+            }
         }
     }
 }
@@ -398,6 +397,9 @@ fn a_block_takes_the_bytes_it_says() {
     // Keys are not padded; values are, to whole vectors.
     assert_eq!(shape.block_bytes(), 3 * 2 * 16 * (20 + 32) * 2);
     assert_eq!(KvShape { precision: KvPrecision::F32, ..shape }.block_bytes(), 2 * shape.block_bytes());
+    // And a scale for each of sixteen keys and sixteen values.
+    let bytes = KvShape { precision: KvPrecision::Int8, ..shape }.block_bytes();
+    assert_eq!(bytes, 3 * 2 * (16 * (20 + 32) + 2 * 16 * 4));
     assert_eq!(KvPool::new(shape, 4).unwrap().shape(), shape);
 }
 

@@ -196,6 +196,32 @@ fn a_sequences_gradient_does_not_depend_on_its_company_nor_on_threads() {
     }
 }
 
+#[test]
+fn the_gradient_is_that_of_the_keys_and_values_that_were_kept() {
+    let layout = QkvLayout { heads: 4, kv_heads: 2, head_dim: 8 };
+    let random = &mut random(10);
+    let rows = 20;
+    let (qkv, g) = (floats(random, rows * layout.stride()), floats(random, rows * 32));
+    let mut kept = qkv.clone();
+    for row in kept.chunks_mut(layout.stride()) {
+        for head in row[4 * 8..].chunks_mut(8) {
+            let largest = head.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
+            head.iter_mut().for_each(|x| *x = (*x * (127.0 / largest)).round_ties_even() * (largest / 127.0));
+        }
+    }
+    let sequences = [SequenceRows { first: 0, count: rows }];
+    let out = attended(&kept, layout, usize::MAX, &sequences);
+    let gradient = |qkv: &[f32], precision: KvPrecision| {
+        let from = Attended { qkv, layout, precision, window: None, out: &out };
+        let mut gradient = vec![0.0; qkv.len()];
+        attention_gradient(&mut pool(1), Isa::best(), from, &sequences, &g, &mut gradient);
+        gradient
+    };
+    let of_kept = gradient(&kept, KvPrecision::F32);
+    assert_eq!(bits(&gradient(&qkv, KvPrecision::Int8)), bits(&of_kept));
+    assert_ne!(bits(&gradient(&qkv, KvPrecision::F32)), bits(&of_kept));
+}
+
 /// Shapes of a low-rank delta, and rows of its sequences.
 struct Case {
     rank: usize,

@@ -31,6 +31,8 @@ pub enum KvDtype {
     F32,
     /// 16 bits.
     F16,
+    /// Bytes, and a scale for each key and value of a head; on a CPU alone.
+    Int8,
 }
 
 /// Weights in memory, ready to be given KV blocks and threads.
@@ -187,6 +189,7 @@ impl<L: HostLayers> LoadedWeights<L> {
 pub fn kv_precision(exact: bool, dtype: KvDtype) -> KvPrecision {
     match dtype {
         KvDtype::F32 => KvPrecision::F32,
+        KvDtype::Int8 => KvPrecision::Int8,
         KvDtype::Auto if exact => KvPrecision::F32,
         KvDtype::F16 | KvDtype::Auto => KvPrecision::F16,
     }

@@ -280,6 +280,8 @@ wire_enum! {
         F32 = 0,
         /// 16 bits, 11 of them precision.
         F16 = 1,
+        /// 8 bits, and a scale of 32 for each key and each value of a head: its largest magnitude / 127.
+        Int8 = 2,
     }
 }
 

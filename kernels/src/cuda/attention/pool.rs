@@ -32,13 +32,11 @@ pub struct KvPool {
     memory: Arc<BlockMemory>,
 }
 
+const BYTES: &str = "keys and values are bytes on a CPU alone";
+
 /// The width that heads are padded to.
 pub(super) fn padded_head(head_dim: usize) -> usize {
     WIDTHS.into_iter().find(|&width| head_dim <= width).unwrap_or(MAX_HEAD_DIM)
-}
-
-fn number_bytes(shape: KvShape) -> usize {
-    if shape.precision == KvPrecision::F32 { 4 } else { 2 }
 }
 
 fn layer_elements(shape: KvShape) -> usize {
@@ -54,17 +52,18 @@ impl KvPool {
     ///
     /// # Panics
     ///
-    /// If the heads are wider than [`MAX_HEAD_DIM`], or of an odd width.
+    /// If the heads are wider than [`MAX_HEAD_DIM`], or of an odd width, or numbers are to be bytes.
     pub fn new(cuda: &Arc<Cuda>, shape: KvShape, blocks: usize) -> Result<Self, CudaError> {
         assert!(shape.head_dim <= MAX_HEAD_DIM, "heads of at most {MAX_HEAD_DIM}");
         assert!(shape.head_dim.is_multiple_of(2), "heads of an even width");
+        assert_ne!(shape.precision, KvPrecision::Int8, "{BYTES}");
         Ok(Self { shape, memory: BlockMemory::new(cuda, Self::block_bytes(shape), blocks)? })
     }
 
     /// Bytes of a block on the device: heads are padded further than on the CPU.
     #[must_use]
     pub fn block_bytes(shape: KvShape) -> usize {
-        shape.layers * layer_elements(shape) * number_bytes(shape)
+        shape.layers * layer_elements(shape) * shape.precision.number_bytes()
     }
 
     /// Its shape.
@@ -136,6 +135,7 @@ impl KvPool {
         let name = match self.shape.precision {
             KvPrecision::F32 => "kv_append_f32",
             KvPrecision::F16 => "kv_append_f16",
+            KvPrecision::Int8 => unreachable!("{BYTES}"),
         };
         let arguments = [
             Arg::Ptr(qkv.address()),
@@ -194,6 +194,7 @@ impl KvPool {
                 attend.spans()?;
                 attend.join()
             }
+            KvPrecision::Int8 => unreachable!("{BYTES}"),
         }
     }
 
