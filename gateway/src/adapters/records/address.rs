@@ -6,6 +6,8 @@ use sqlx::postgres::PgConnectOptions;
 
 /// Under this name systemd hands over the password (`LoadCredential=registry-password:...`).
 const CREDENTIAL: &str = "registry-password";
+/// The server's limit to how long a transaction may do nothing.
+const IDLE_LIMIT: &str = "idle_in_transaction_session_timeout";
 /// What such an address begins with.
 pub(crate) const SCHEMES: [&str; 2] = ["postgres://", "postgresql://"];
 
@@ -59,7 +61,9 @@ impl PostgresAddress {
             options.get_port(),
             options.get_database().unwrap_or(options.get_username())
         );
-        Ok(Self { options: Box::new(options.application_name("holobiont")), shown })
+        // Changes take turns: one whose gateway has stopped in the middle of it must not hold up the others.
+        let options = options.application_name("holobiont").options([(IDLE_LIMIT, "10s")]);
+        Ok(Self { options: Box::new(options), shown })
     }
 
     /// How to get in.
