@@ -254,6 +254,7 @@ fn record(owner: &str, index: u64) -> Record {
         loaded_at: 0,
         last_used_us: 0,
         pinned: false,
+        version: 0,
     }
 }
 
@@ -270,6 +271,7 @@ async fn registry(directory: &Path) -> Result<Arc<Registry>, Box<dyn Error>> {
         adapter_root: directory.to_owned(),
         max_adapters: 1000,
         max_adapter_file_bytes: 1,
+        fleet: None,
     };
     drop(Registry::open(executors.clone(), options.clone()).await?);
     let (database, _) = Database::open(&state).await?;

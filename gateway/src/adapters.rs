@@ -6,12 +6,14 @@
 //! # Where things are
 //!
 //! - [`registry`]: all of it held together. What is done with it is told in the rooms of the doing:
-//!   - [`change`]: load, replace, unload, pin.
+//!   - [`change`]: load, replace, unload, pin; [`request`] is what a load says.
 //!   - `on_demand`: an adapter loaded into an executor when a request needs it there, others making room.
 //!   - `restore`: an executor that was just connected made ready.
 //! - [`jail`]: adapter files opened by paths that came over HTTP, never outside of the adapter root.
-//! - [`store`]: copies of those files by content; what the executor loads and a restart brings back.
-//! - [`database`]: what is registered, on disk before a change is answered; [`import`] reads what was there before it.
+//! - [`store`]: copies of those files by content, here or in a bucket; what the executor loads and a restart brings back.
+//! - [`records`]: what is registered, here or in a PostgreSQL that many hosts share; [`others`] takes over what other
+//!   gateways have changed there.
+//! - [`database`]: this host's own, on disk before a change is answered; [`import`] reads what was there before it.
 //!   `layout` has its tables.
 //! - [`entry`]: an adapter under a name, its leases and its owner; [`table`] says who sees which names.
 //! - [`residency`]: which adapters are in each executor, and which are on their way. What is pinned is in all of them,
@@ -44,20 +46,26 @@ pub mod jail;
 mod layout;
 mod names;
 mod on_demand;
+mod others;
+pub mod records;
 pub mod registry;
+pub mod request;
 pub mod residency;
 mod restore;
 pub mod store;
 pub mod table;
 
 pub use self::{
-    change::{LoadRequest, Pin, Replace},
+    change::Pin,
     database::Record,
     entry::{Entry, Lease, Place},
-    errors::{AdapterError, LeaseError, OpenError, ResidencyError, Unusable},
+    errors::{AdapterError, LeaseError, OpenError, ResidencyError, Unfetched, Unusable},
     figures::Figures,
-    registry::{Options, Registry},
+    records::{address::PostgresAddress, link::Freshness},
+    registry::{Fleet, Options, Registry},
+    request::{LoadRequest, Replace},
     residency::Tier,
+    store::{BucketAddress, FetchFigures},
 };
 
 /// Places where a test may make the gateway die or fail, in the order of an adapter's life.

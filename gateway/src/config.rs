@@ -28,6 +28,9 @@ use policy::{admission::DelayLimits, routing::Policy};
 
 use self::sockets::{MAX_SOCKET_BYTES, addresses, check_sockets};
 use crate::{
+    adapters::{
+        BucketAddress, Fleet, PostgresAddress, records::address::AddressError, store::bucket::environment,
+    },
     executor::ExecutorLimits,
     executors::{Address, MAX_EXECUTORS},
     keys::{KeyFileError, Keys},
@@ -107,6 +110,24 @@ pub enum ConfigError {
         "--served-model-name '{0}' cannot be a name; use 1 to 256 characters without ':' and control characters"
     )]
     ModelName(String),
+    /// Something that needs another.
+    #[error(
+        "--{given} is shared with other hosts, and so must be what --{missing} says; give both, or neither"
+    )]
+    Alone {
+        /// What was given.
+        given: &'static str,
+        /// What was not.
+        missing: &'static str,
+    },
+    /// The address of the registry cannot be used.
+    #[error("--registry: {0}")]
+    Registry(#[from] AddressError),
+    /// Not a bucket.
+    #[error(
+        "--store: '{0}' is no bucket; write s3://BUCKET/PREFIX, and its endpoint and keys into AWS_... variables"
+    )]
+    Store(String),
     /// Classes that do not go together.
     #[error("--class: {0}")]
     Classes(#[from] ClassError),
@@ -139,6 +160,8 @@ pub struct Config {
     pub max_adapters: usize,
     /// Longest file of an adapter.
     pub max_adapter_file_bytes: u64,
+    /// What is shared with other hosts, if anything is.
+    pub fleet: Option<Fleet>,
     /// Who may ask.
     pub keys: Keys,
     /// Under which names a gateway without keys answers.
@@ -194,6 +217,7 @@ impl TryFrom<Args> for Config {
         if key_file.is_none() && !args.listen.ip().is_loopback() && !args.callers.insecure {
             return Err(ConfigError::OpenPort(args.listen));
         }
+        let fleet = fleet(&args.adapters)?;
         Ok(Self {
             executors: addresses,
             model: args.executors.model,
@@ -204,6 +228,7 @@ impl TryFrom<Args> for Config {
             adapter_root: adapter_root(&args.adapters.adapter_root)?,
             max_adapters: args.adapters.max_adapters,
             max_adapter_file_bytes: args.adapters.max_adapter_file_bytes.0,
+            fleet,
             keys,
             hosts: if args.callers.insecure { Hosts::Any } else { Hosts::Local },
             cors_origins: origins(&args.callers.cors_origins)?,
@@ -261,6 +286,21 @@ fn check_names(args: &Args) -> Result<(), ConfigError> {
         }
         _ => Ok(()),
     }
+}
+
+/// What is shared with other hosts. Names without files would be of no use to them, nor files without names.
+fn fleet(args: &AdapterArgs) -> Result<Option<Fleet>, ConfigError> {
+    let (registry, store) = match (&args.registry, &args.store) {
+        (None, None) => return Ok(None),
+        (Some(registry), Some(store)) => (registry, store),
+        (Some(_), None) => return Err(ConfigError::Alone { given: "registry", missing: "store" }),
+        (None, Some(_)) => return Err(ConfigError::Alone { given: "store", missing: "registry" }),
+    };
+    Ok(Some(Fleet {
+        registry: PostgresAddress::parse(registry)?,
+        store: BucketAddress::parse(store, environment()).ok_or_else(|| ConfigError::Store(store.clone()))?,
+        cache_bytes: args.store_cache_bytes.0,
+    }))
 }
 
 fn connections(args: &ConnectionArgs) -> ConnectionLimits {

@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use shmproto::message::{Stats, Welcome};
 
 use crate::{
+    adapters::Registry,
     app::App,
     attainment,
     errors::ApiError,
@@ -94,11 +95,36 @@ pub(crate) async fn status(State(app): State<Arc<App>>) -> Result<Json<Value>, A
     status["uptime_s"] = json!(app.started.elapsed().as_secs());
     status["ready"] = json!(serving.is_some() && !app.is_draining());
     status["adapters"]["registered"] = json!(app.registry.len());
+    status["registry"] = registry(&app.registry);
+    status["store"] = store(&app.registry);
     status["training"] = training(&app);
     status["classes"] = attainment::status(&app);
     let waiting = status["requests"]["waiting"].as_u64().unwrap_or_default();
     status["requests"]["waiting"] = json!(waiting + app.turns.queued() as u64);
     Ok(Json(status))
+}
+
+/// Where it is written what is registered, and how old what is known of it is.
+fn registry(registry: &Registry) -> Value {
+    match registry.freshness() {
+        None => json!({ "kind": "sqlite" }),
+        Some(known) => json!({
+            "kind": "postgres", "address": known.address, "reachable": known.fault.is_none(),
+            "age_ms": u64::try_from(known.age.as_millis()).unwrap_or(u64::MAX), "error": known.fault,
+        }),
+    }
+}
+
+/// Where adapters' files are, and what of them is here.
+fn store(registry: &Registry) -> Value {
+    match registry.fetch_figures() {
+        None => json!({ "kind": "directory" }),
+        Some(figures) => json!({
+            "kind": "s3", "address": figures.address.to_string(), "cached_bytes": figures.cached_bytes,
+            "fetched": figures.fetched, "failed": figures.failed, "damaged": figures.damaged,
+            "evicted": figures.evicted,
+        }),
+    }
 }
 
 /// What an executor reports of itself.

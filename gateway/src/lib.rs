@@ -19,6 +19,7 @@
 //! - [`training`]: files to learn from and fine-tuning jobs; [`trainers`]: where processes that learn are asked for.
 //! - [`layers`]: what split clients have used of the base layers they rent.
 //! - [`metrics`]: figures for Prometheus; [`telemetry`]: the log, the record of each request, traces.
+//! - [`maintenance`]: what is done to a registry while no gateway serves it.
 //! - On the ground: [`caller`] is who asks, [`usage`] what a request came to, [`random`] and `clock` what they say, `thread`
 //!   is for what takes long and must not wait for requests, `lock` for what several look at.
 //!
@@ -54,6 +55,7 @@ pub mod lifecycle;
 pub mod limits;
 pub mod line;
 mod lock;
+pub mod maintenance;
 pub mod metrics;
 pub mod notify;
 pub mod openai;

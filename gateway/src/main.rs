@@ -5,7 +5,7 @@ use std::{error::Error, process::ExitCode};
 use clap::Parser as _;
 use gateway::{
     config::{Args, Config, ConfigError},
-    server,
+    maintenance, server,
 };
 use settings::{
     exit::{Exit, in_one_line},
@@ -24,6 +24,12 @@ fn main() -> ExitCode {
 }
 
 fn serve() -> Result<(), Box<dyn Error>> {
+    let mut arguments: Vec<_> = std::env::args_os().collect();
+    if arguments.get(1).is_some_and(|first| first == "registry") {
+        arguments.remove(1);
+        check_environment()?;
+        return Ok(maintenance::run(maintenance::Task::parse_from(arguments))?);
+    }
     let args = Args::parse();
     check_environment()?;
     Ok(server::run(Config::try_from(args)?)?)

@@ -40,7 +40,7 @@ use self::{
     records::{FileRecord, JobRecord},
 };
 use crate::{
-    adapters::{LeaseError, Registry, database::DatabaseError},
+    adapters::{LeaseError, Registry, ResidencyError, database::DatabaseError},
     config::TrainingLimits,
     lifecycle::Status,
     thread::{self, ThreadError},
@@ -115,6 +115,9 @@ pub enum TrainingError {
     /// The adapter to go on from cannot be used.
     #[error(transparent)]
     Lease(#[from] LeaseError),
+    /// Its files do not come.
+    #[error(transparent)]
+    Files(#[from] ResidencyError),
     /// The name that the adapter would get is another's.
     #[error("an adapter that is not yours is called '{0}'; choose another suffix")]
     NameTaken(String),

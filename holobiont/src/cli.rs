@@ -23,6 +23,7 @@ use crate::{
         manual::{self, CompletionsArguments, ManArguments},
         ps::{self, PsArguments},
         pull::{self, PullArguments},
+        registry::{self, RegistryCommand},
         show::{self, ShowArguments},
         simulate::{self, SimulateArguments},
         slo, status,
@@ -116,6 +117,9 @@ enum Command {
     /// Makes, lists and revokes API keys
     #[command(subcommand, after_help = exit::HELP)]
     Key(KeyCommand),
+    /// Moves a registry between one host and what many hosts share
+    #[command(subcommand, after_help = exit::HELP)]
+    Registry(RegistryCommand),
     /// Makes certificates for renting base layers over TLS
     #[command(after_help = exit::HELP)]
     Cert(CertArguments),
@@ -241,6 +245,7 @@ fn dispatch(command: Command, terminal: Terminal) -> Result<(), Box<dyn Explain>
         Command::Bench(to) => bench::run(&to.arguments, &to.url()?, terminal).map_err(boxed),
         Command::Logs(arguments) => logs::run(&arguments, terminal).map_err(boxed),
         Command::Key(command) => key::run(&command, terminal).map_err(boxed),
+        Command::Registry(command) => registry::run(&command).map_err(boxed),
         Command::Cert(arguments) => cert::run(&arguments, terminal).map_err(boxed),
         Command::Completions(arguments) => {
             manual::completions(&arguments, Cli::command(), terminal);

@@ -15,6 +15,7 @@ pub(crate) mod ls;
 pub(crate) mod manual;
 pub(crate) mod ps;
 pub(crate) mod pull;
+pub(crate) mod registry;
 pub(crate) mod show;
 pub(crate) mod simulate;
 pub(crate) mod slo;

@@ -194,6 +194,14 @@ sections! {
         max_adapters: u32, --"max-adapters" "N", Is("10000"), Gateway;
         /// Longest file of an adapter
         max_adapter_file_bytes: ByteCount, --"max-adapter-file-bytes" "BYTES", Is("2GiB"), Gateway;
+        /// A PostgreSQL that many hosts have as their registry, as `postgres://USER@HOST/DATABASE`; its password comes from
+        /// PGPASSFILE or PGPASSWORD
+        registry: String, --"registry" "URL", Depends("a file in the state directory, of this host alone"), Gateway;
+        /// A bucket that these hosts keep adapters in, as `s3://BUCKET/PREFIX`; endpoint and keys come from the usual
+        /// AWS_... variables
+        store: String, --"store" "URL", Depends("a folder in the state directory"), Gateway;
+        /// Adapters of that bucket that lie on this host; those used least recently make room
+        store_cache_bytes: ByteCount, --"store-cache-bytes" "BYTES", Is("16GiB"), Gateway;
         /// How long an executor may owe an answer before it counts as lost
         silence_ms: u64, --"silence-ms" "MS", Is("30000"), Gateway;
         /// Certificate authority of executors on other hosts, in PEM

@@ -17,6 +17,7 @@
 //! - [`tinker`]: training step by step, as the `tinker` package asks for it
 //! - [`fleet`]: several hosts behind Envoy and endpoint pickers
 //! - [`far`]: executors of other hosts, and the wires to them
+//! - [`servers`]: the PostgreSQL and the bucket that the hosts of a fleet share
 //! - [`split`]: split clients of a deployment: honest ones, the program, and those that mean harm
 //! - [`chaos`]: processes that die at named places while golden requests run
 //!
@@ -37,6 +38,7 @@ pub mod gpu;
 mod place;
 pub mod proc;
 pub mod repeats;
+pub mod servers;
 pub mod split;
 pub mod stream;
 pub mod tinker;

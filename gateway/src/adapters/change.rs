@@ -2,8 +2,9 @@
 
 use std::{
     collections::HashMap,
-    path::{Path, PathBuf},
+    path::Path,
     sync::{Arc, PoisonError, atomic::Ordering},
+    time::Duration,
 };
 
 use ids::{AdapterId, Generation, TenantId};
@@ -16,6 +17,7 @@ use super::{
     jail::Place,
     names::{check_name, check_tenant},
     registry::{MAX_LOADS, Registry},
+    request::{LoadRequest, Replace, check_generation, check_replace},
     residency::Home,
     store::{ContentId, Incoming, Sweep},
     table::Table,
@@ -26,37 +28,8 @@ use crate::{
     thread,
 };
 
-/// A load as a caller asks for it.
-#[derive(Debug, Clone)]
-pub struct LoadRequest {
-    /// The name it will have.
-    pub name: String,
-    /// Where its files are.
-    pub path: PathBuf,
-    /// What to do if the name is taken.
-    pub replace: Replace,
-    /// Whose it will be. `None` is everybody's, or for a name that is taken, whose it was.
-    pub tenant: Option<String>,
-    /// Whether to keep it resident. `None` is no, or for a name that is taken, as it was.
-    pub pinned: Option<bool>,
-}
-
-/// What to do with a name that is taken.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Replace {
-    /// A name that is taken is refused.
-    Never,
-    /// Replace whatever it is.
-    Always,
-    /// Replace only this generation: in hexadecimal, 12 digits at least, or `*` for any that is there.
-    Only(String),
-}
-
-/// Stands for whatever generation is there, if there is one.
-const ANY_GENERATION: &str = "*";
-
-/// So many digits of a generation name it: as many as tables print.
-const MIN_DIGITS: usize = 12;
+/// After so long what another gateway has changed has been heard of.
+const AFTER_CONFLICT: Duration = Duration::from_secs(2);
 
 /// What to do with an adapter that requests do not use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -100,7 +73,14 @@ impl Registry {
         let place = Place::anywhere(path)?;
         let (name, path) = (name.to_owned(), path.to_owned());
         let request = LoadRequest { name, path, replace: Replace::Always, tenant: None, pinned: None };
-        self.load_from(place, request).await
+        match self.load_from(place, request.clone()).await {
+            // The gateways of a fleet start together, with the same adapters.
+            Err(AdapterError::Database(DatabaseError::Conflict(_))) => {
+                tokio::time::sleep(AFTER_CONFLICT).await;
+                self.load_from(Place::anywhere(&request.path)?, request).await
+            }
+            done => done,
+        }
     }
 
     /// Loads an adapter that was made for a tenant here, from anywhere.
@@ -150,6 +130,7 @@ impl Registry {
             tokio::spawn(async move { registry.retire(&old).await });
         }
         drop(changing);
+        self.trim().await;
         failpoint::pass("gateway.after_commit_before_answer");
         Ok(entry)
     }
@@ -180,6 +161,9 @@ impl Registry {
         let Some(old) = old.filter(same) else {
             return Ok(None);
         };
+        if !self.store.has(incoming.content) {
+            self.store.install(incoming)?;
+        }
         if !self.in_use().into_iter().any(|home| home.holds(old.id())) {
             let home = self.calmest();
             let _moving = home.moving.lock().await;
@@ -198,6 +182,7 @@ impl Registry {
     ) -> Result<Arc<Entry>, AdapterError> {
         let (store, content) = (self.store.clone(), incoming.content);
         thread::run("adapter-install", move || store.install(&incoming)).await??;
+        let _held = self.store.publish(content).await?;
         let home = self.calmest();
         // Until it is registered: who makes this executor ready would free it.
         let moving = home.moving.lock().await;
@@ -219,8 +204,9 @@ impl Registry {
             loaded_at: seconds_since_1970(),
             last_used_us: now_us(),
             pinned,
+            version: 0,
         };
-        let registered = self.register(record, &loaded).await;
+        let registered = self.register(record, &loaded, old).await;
         if registered.is_err() {
             self.free(home, AdapterId(loaded.adapter)).await;
         }
@@ -233,7 +219,13 @@ impl Registry {
 
     /// Brings a pinned adapter to every executor. It is registered: one that cannot take it now gets it when it is made
     /// ready, or asked for.
-    async fn spread(&self, entry: &Entry) {
+    pub(super) async fn spread(&self, entry: &Entry) {
+        let _held = match self.fetch(entry).await {
+            Ok(held) => held,
+            Err(error) => {
+                return tracing::warn!(name = %entry.record.name, %error, "a pinned adapter is missing");
+            }
+        };
         for home in self.in_use() {
             let _moving = home.moving.lock().await;
             if let Err(error) = self.make_resident(home, entry).await {
@@ -242,7 +234,12 @@ impl Registry {
         }
     }
 
-    async fn register(&self, record: Record, loaded: &AdapterLoaded) -> Result<Arc<Entry>, AdapterError> {
+    async fn register(
+        &self,
+        mut record: Record,
+        loaded: &AdapterLoaded,
+        old: Option<&Entry>,
+    ) -> Result<Arc<Entry>, AdapterError> {
         if loaded.modules == 0 {
             return Err(AdapterError::NoModules(record.source.display().to_string()));
         }
@@ -250,9 +247,8 @@ impl Registry {
             self.check_pins(&record.name, AdapterId(loaded.adapter), loaded.bytes)?;
         }
         failpoint::pass("gateway.before_commit");
-        self.database.put(&record).await?;
-        let entry = Arc::new(Entry::new(record));
-        self.change_table(|table| table.insert(Arc::clone(&entry)));
+        record.version = self.records.put(&record, old).await?;
+        let entry = self.enter(Arc::new(Entry::new(record)));
         tracing::info!(name = %entry.record.name, generation = %entry.record.generation, "adapter loaded");
         self.after_commit().await;
         Ok(entry)
@@ -266,7 +262,7 @@ impl Registry {
         let changing = self.changing.lock().await;
         let entry = self.entry(name)?;
         check_generation(name, expected, Some(&entry))?;
-        self.database.remove(name).await?;
+        self.records.remove(&entry).await?;
         self.change_table(|table| table.remove(name));
         self.after_commit().await;
         drop(changing);
@@ -281,6 +277,10 @@ impl Registry {
     /// # Errors
     /// See [`AdapterError`]; nothing has changed then.
     pub async fn pin(&self, name: &str, pin: Pin) -> Result<Arc<Entry>, AdapterError> {
+        let _held = match pin {
+            Pin::Keep => Some(self.fetch(&*self.entry(name)?).await?),
+            Pin::Release => None,
+        };
         let _changing = self.changing.lock().await;
         let (entry, pinned) = (self.entry(name)?, pin == Pin::Keep);
         if pinned {
@@ -291,9 +291,10 @@ impl Registry {
             }
             entry.set_fault(None);
         }
-        self.database.set_pinned(name, pinned).await?;
+        let version = self.records.set_pinned(&entry, pinned).await?;
         failpoint::pass("gateway.pin_committed");
         entry.set_pinned(pinned);
+        entry.set_version(version);
         self.after_commit().await;
         Ok(entry)
     }
@@ -317,8 +318,23 @@ impl Registry {
         }
     }
 
+    /// Puts an entry into the table, unless what was registered under its name has been taken over already, or something that
+    /// came later.
+    fn enter(&self, entry: Arc<Entry>) -> Arc<Entry> {
+        let mut entered = Arc::clone(&entry);
+        self.change_table(|table| match table.get(&entry.record.name) {
+            Some(there) if there.version() > 0 && there.version() >= entry.version() => {
+                entered = Arc::clone(there);
+                None
+            }
+            _ => table.insert(entry),
+        });
+        entered
+    }
+
     /// Makes a changed table the one that is read; what it no longer holds goes on in `draining`.
     fn change_table(&self, change: impl FnOnce(&mut Table) -> Option<Arc<Entry>>) {
+        let _editing = lock(&self.editing);
         let mut table = Table::clone(&self.entries());
         // First there, then gone here: at no moment is it in neither.
         let old = change(&mut table);
@@ -327,7 +343,7 @@ impl Registry {
     }
 
     /// Waits for the leases of an entry that has left the table, then frees what it had.
-    async fn retire(&self, entry: &Arc<Entry>) -> u64 {
+    pub(super) async fn retire(&self, entry: &Arc<Entry>) -> u64 {
         entry.drained().await;
         failpoint::pass("gateway.unload_drained");
         let _changing = self.changing.lock().await;
@@ -343,7 +359,7 @@ impl Registry {
 
     /// Takes back what a failed load put into the store.
     fn discard(&self, content: ContentId, error: &AdapterError) {
-        if let AdapterError::Database(DatabaseError::Failed(_)) = error {
+        if let AdapterError::Database(DatabaseError::Failed(_) | DatabaseError::Unclear { .. }) = error {
             // The system failed in the middle of it: after a power cut the change may turn out to have happened.
             // Its files stay until a later change has overwritten it.
             self.sweep_due.store(true, Ordering::Relaxed);
@@ -369,27 +385,4 @@ impl Registry {
             self.store.remove(content);
         }
     }
-}
-
-fn check_replace(request: &LoadRequest, old: Option<&Entry>) -> Result<(), AdapterError> {
-    match &request.replace {
-        Replace::Never if old.is_some() => Err(AdapterError::NameTaken(request.name.clone())),
-        Replace::Never | Replace::Always => Ok(()),
-        Replace::Only(expected) => check_generation(&request.name, Some(expected), old),
-    }
-}
-
-/// `expected` is a generation, its first digits as tables print them, or `*` for any.
-fn check_generation(name: &str, expected: Option<&str>, old: Option<&Entry>) -> Result<(), AdapterError> {
-    let Some(expected) = expected else { return Ok(()) };
-    let old = old.ok_or_else(|| AdapterError::NotFound(name.to_owned()))?;
-    let found = old.record.generation.to_string();
-    if expected == ANY_GENERATION || (expected.len() >= MIN_DIGITS && found.starts_with(expected)) {
-        return Ok(());
-    }
-    Err(AdapterError::OtherGeneration {
-        name: name.to_owned(),
-        expected: expected.chars().take(64).collect(),
-        found,
-    })
 }

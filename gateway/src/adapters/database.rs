@@ -19,6 +19,7 @@ use sqlx::{
 };
 use tokio::sync::{Mutex, MutexGuard};
 
+pub use super::errors::DatabaseError;
 use super::{
     layout::MIGRATIONS,
     store::{self, ContentId},
@@ -32,53 +33,6 @@ const LOCK: &str = "gateway.lock";
 const LOCK_WAIT: Duration = Duration::from_secs(2);
 /// How long SQLite waits for somebody who looks at the file with a tool.
 const BUSY_WAIT: Duration = Duration::from_secs(5);
-
-/// Why the registry could not be read or written.
-#[derive(Debug, thiserror::Error)]
-pub enum DatabaseError {
-    /// The system refused.
-    #[error("{attempt} '{}' failed: {source}; check that the state directory is writable and has room", path.display())]
-    Io {
-        /// What was tried.
-        attempt: &'static str,
-        /// On what.
-        path: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
-    /// Another process has it.
-    #[error("the state directory '{}' is in use by another gateway; stop it or give another --state", .0.display())]
-    Locked(PathBuf),
-    /// The file is not a registry.
-    #[error("'{}' is damaged ({reason}); put back a copy of it, or move it and the directory 'adapters' beside it away to start with an empty registry", path.display())]
-    Damaged {
-        /// The file.
-        path: PathBuf,
-        /// Why not.
-        reason: String,
-    },
-    /// A later version wrote it.
-    #[error("'{}' has layout {found}, this version knows up to {known}; start the version that wrote it", path.display())]
-    Newer {
-        /// The file.
-        path: PathBuf,
-        /// Its layout.
-        found: i64,
-        /// The latest layout that is known here.
-        known: i64,
-    },
-    /// The adapters are there, what they are called is not.
-    #[error("'{}' is missing, but there are adapters in the directory beside it; put it back, or remove them too to start with an empty registry", .0.display())]
-    Missing(PathBuf),
-    /// No room for a change, which was undone.
-    #[error(
-        "the disk of the state directory is full, so the registry was not changed; free some space and try again"
-    )]
-    Full,
-    /// A change failed and was undone.
-    #[error("the registry could not be changed: {0}; check the state directory's disk, then try again")]
-    Failed(sqlx::Error),
-}
 
 /// An adapter as it is remembered.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -107,6 +61,8 @@ pub struct Record {
     pub last_used_us: u64,
     /// True if it is to be resident always.
     pub pinned: bool,
+    /// Number of its last change in a registry of many hosts; 0 in that of one, where nobody else changes it.
+    pub version: u64,
 }
 
 /// Keeps a second gateway out of the state directory as long as it lives.
@@ -215,6 +171,19 @@ impl Database {
         let mut connection = self.writer().await?;
         let mut transaction = connection.begin().await.map_err(DatabaseError::of)?;
         insert(&mut transaction, record).await.map_err(DatabaseError::of)?;
+        transaction.commit().await.map_err(DatabaseError::of)
+    }
+
+    /// Registers many adapters at once. On disk when this returns.
+    ///
+    /// # Errors
+    /// As [`Database::put`].
+    pub(super) async fn put_all(&self, records: &[Record]) -> Result<(), DatabaseError> {
+        let mut connection = self.writer().await?;
+        let mut transaction = connection.begin().await.map_err(DatabaseError::of)?;
+        for record in records {
+            insert(&mut transaction, record).await.map_err(DatabaseError::of)?;
+        }
         transaction.commit().await.map_err(DatabaseError::of)
     }
 
@@ -339,11 +308,12 @@ fn record(row: &SqliteRow) -> Result<Record, sqlx::Error> {
         loaded_at: count("loaded_at")?,
         last_used_us: count("last_used_us")?,
         pinned: row.try_get("pinned")?,
+        version: 0,
     })
 }
 
-/// SQLite's integers have a sign; ours stay far below it.
-fn signed(number: u64) -> i64 {
+/// A database's integers have a sign; ours stay far below it.
+pub(super) fn signed(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 

@@ -28,6 +28,8 @@ pub struct Entry {
     pub record: Record,
     id: AdapterId,
     pinned: AtomicBool,
+    /// `record.version`, and those of what was changed of it since.
+    version: AtomicU64,
     last_used_us: AtomicU64,
     /// True if `last_used_us` is newer than what is on disk.
     used_since_saved: AtomicBool,
@@ -54,6 +56,7 @@ impl Entry {
         Self {
             id: AdapterId::new(TenantId::of(record.tenant.as_deref()), record.generation),
             pinned: AtomicBool::new(record.pinned),
+            version: AtomicU64::new(record.version),
             last_used_us: AtomicU64::new(record.last_used_us),
             used_since_saved: AtomicBool::new(false),
             fault: Mutex::new(None),
@@ -120,6 +123,21 @@ impl Entry {
 
     pub(super) fn set_pinned(&self, pinned: bool) {
         self.pinned.store(pinned, Ordering::Relaxed);
+    }
+
+    /// Number of its last change.
+    pub(super) fn version(&self) -> u64 {
+        self.version.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_version(&self, version: u64) {
+        self.version.store(version, Ordering::Relaxed);
+    }
+
+    /// True if `record` is this entry, whatever was said of it since.
+    pub(super) fn is(&self, record: &Record) -> bool {
+        let key = |record: &Record| (record.content, record.generation, record.loaded_at);
+        key(&self.record) == key(record) && self.record.tenant == record.tenant
     }
 
     /// Resolves when nobody uses it.

@@ -1,10 +1,94 @@
 //! What may go wrong with an adapter, for those who change the registry and for those who use it.
 
-use super::{database::DatabaseError, jail::JailError, store::StoreError};
+use std::{io, path::PathBuf};
+
+use super::{jail::JailError, store::StoreError};
 use crate::{executor::CallError, thread::ThreadError};
 
 /// Longest name of an adapter, in bytes.
 pub(super) const MAX_NAME_BYTES: usize = 256;
+
+/// Why the registry could not be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum DatabaseError {
+    /// The system refused.
+    #[error("{attempt} '{}' failed: {source}; check that the state directory is writable and has room", path.display())]
+    Io {
+        /// What was tried.
+        attempt: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Another process has it.
+    #[error("the state directory '{}' is in use by another gateway; stop it or give another --state", .0.display())]
+    Locked(PathBuf),
+    /// The file is not a registry.
+    #[error("'{}' is damaged ({reason}); put back a copy of it, or move it and the directory 'adapters' beside it away to start with an empty registry", path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        reason: String,
+    },
+    /// A later version wrote it.
+    #[error("'{}' has layout {found}, this version knows up to {known}; start the version that wrote it", path.display())]
+    Newer {
+        /// The file.
+        path: PathBuf,
+        /// Its layout.
+        found: i64,
+        /// The latest layout that is known here.
+        known: i64,
+    },
+    /// The adapters are there, what they are called is not.
+    #[error("'{}' is missing, but there are adapters in the directory beside it; put it back, or remove them too to start with an empty registry", .0.display())]
+    Missing(PathBuf),
+    /// No room for a change, which was undone.
+    #[error(
+        "the disk of the state directory is full, so the registry was not changed; free some space and try again"
+    )]
+    Full,
+    /// A change failed and was undone.
+    #[error("the registry could not be changed: {0}; check the state directory's disk, then try again")]
+    Failed(sqlx::Error),
+    /// The registry of many hosts cannot be had now.
+    #[error(
+        "the registry at {address} cannot be reached ({reason}), so nothing was changed; adapters that are known are \
+         served as before; try again when it is back"
+    )]
+    Unreachable {
+        /// Where it is, without what is secret.
+        address: String,
+        /// What was said of it.
+        reason: String,
+    },
+    /// The registry of many hosts was lost while it was changed.
+    #[error(
+        "the registry at {address} was lost in the middle of a change ({reason}), which may have happened; look again \
+         before you repeat it"
+    )]
+    Unclear {
+        /// Where it is, without what is secret.
+        address: String,
+        /// What was said of it.
+        reason: String,
+    },
+    /// Another gateway was first.
+    #[error("another gateway has changed '{0}' at the same moment; look again before you change it")]
+    Conflict(String),
+    /// What is written there cannot be read.
+    #[error("the registry at {address} is not as it should be ({reason}); {next}")]
+    Foreign {
+        /// Where it is, without what is secret.
+        address: String,
+        /// What is wrong.
+        reason: String,
+        /// What to do.
+        next: &'static str,
+    },
+}
 
 /// Why the registry could not be opened.
 #[derive(Debug, thiserror::Error)]
@@ -134,6 +218,21 @@ pub enum ResidencyError {
     /// The executor did not do it.
     #[error(transparent)]
     Call(#[from] CallError),
+    /// Its files are in the bucket, and do not come.
+    #[error(transparent)]
+    Unfetched(#[from] Unfetched),
+}
+
+/// The name is there, but the store that its files are in does not give them now.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the files of the adapter '{name}' cannot be had now: {reason}; others are served, try this one again shortly"
+)]
+pub struct Unfetched {
+    /// The name requests use.
+    pub name: String,
+    /// What the store said, for a person.
+    pub reason: String,
 }
 
 /// The name is there, but no answer can be had from it.

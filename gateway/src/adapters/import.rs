@@ -108,6 +108,7 @@ fn record(
         loaded_at: old.loaded_at,
         last_used_us: old.loaded_at.saturating_mul(1_000_000),
         pinned: false,
+        version: 0,
     })
 }
 

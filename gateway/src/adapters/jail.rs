@@ -17,9 +17,9 @@ use rustix::{
 };
 
 /// The configuration in PEFT's format.
-const CONFIG_FILE: &str = "adapter_config.json";
+pub const CONFIG_FILE: &str = "adapter_config.json";
 /// The weights in PEFT's format.
-const WEIGHT_FILE: &str = "adapter_model.safetensors";
+pub const WEIGHT_FILE: &str = "adapter_model.safetensors";
 /// What a GGUF adapter is called in the store, whatever it was called before.
 pub const GGUF_FILE: &str = "adapter.gguf";
 

@@ -16,12 +16,12 @@ use tokio::sync::watch;
 
 use super::{
     entry::{Entry, Lease, Place},
-    errors::{ResidencyError, Unusable},
+    errors::{ResidencyError, Unfetched, Unusable},
     registry::Registry,
     residency::{Home, PendingLoad, Residency},
-    store::ContentId,
+    store::{ContentId, Held},
 };
-use crate::{executor::CallError, lock::lock};
+use crate::{executor::CallError, lock::lock, thread};
 
 /// Adapters that requests may wait for at once.
 const MAX_PENDING_LOADS: usize = 64;
@@ -123,7 +123,10 @@ impl Registry {
 
     /// Loads a registered adapter as soon as requests that use others leave room for it, within [`ROOM_WAIT`].
     async fn load_when_there_is_room(&self, home: &Home, entry: &Entry) -> Result<(), ResidencyError> {
-        let until = Instant::now() + ROOM_WAIT;
+        // Without the lock: other adapters go their ways while this one comes from elsewhere.
+        let mut held = self.fetch(entry).await?;
+        let mut is_fetched_again = false;
+        let mut until = Instant::now() + ROOM_WAIT;
         loop {
             let moving = home.moving.lock().await;
             let outcome = self.make_resident(home, entry).await;
@@ -131,6 +134,12 @@ impl Registry {
             match outcome {
                 Err(ResidencyError::Busy(_)) if Instant::now() < until => {
                     tokio::time::sleep(ROOM_PAUSE).await
+                }
+                // What lies here may have rotted: what lies in the bucket has not.
+                Err(ResidencyError::Unusable(_)) if held.is_of_bucket() && !is_fetched_again => {
+                    self.store.remove(entry.record.content);
+                    held = self.fetch(entry).await?;
+                    (is_fetched_again, until) = (true, Instant::now() + ROOM_WAIT);
                 }
                 Err(ResidencyError::Unusable(unusable)) => {
                     entry.set_fault(Some(unusable.reason.clone()));
@@ -141,7 +150,27 @@ impl Registry {
         }
     }
 
-    /// Loads a registered adapter, evicting others if it must. Call it with the home's `moving` held.
+    /// Brings the files of a registered adapter to this host, if they lie elsewhere.
+    pub(super) async fn fetch(&self, entry: &Entry) -> Result<Held, ResidencyError> {
+        let record = &entry.record;
+        let fetched = self.store.fetch(record.content, TenantId::of(record.tenant.as_deref())).await;
+        self.trim().await;
+        fetched.map_err(|error| Unfetched { name: record.name.clone(), reason: error.to_string() }.into())
+    }
+
+    /// Lets files go that the cache has no room for, but for those of adapters in use or kept resident.
+    pub(super) async fn trim(&self) {
+        if self.fetch_figures().is_none() {
+            return;
+        }
+        let needed = |entry: &&Arc<Entry>| entry.is_pinned() || entry.requests() > 0;
+        let keep = self.every_entry().iter().filter(needed).map(|entry| entry.record.content).collect();
+        let store = self.store.clone();
+        // Without a thread there is time for it later.
+        let _ = thread::run("adapter-trim", move || store.trim(&keep)).await;
+    }
+
+    /// Loads a registered adapter whose files lie here, evicting others if it must. Call it with the home's `moving` held.
     pub(super) async fn make_resident(&self, home: &Home, entry: &Entry) -> Result<(), ResidencyError> {
         if home.holds(entry.id()) {
             return Ok(());

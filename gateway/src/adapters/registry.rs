@@ -10,13 +10,18 @@ use ids::AdapterId;
 use tokio::sync::Semaphore;
 
 use super::{
-    database::{self, Database, Lock},
+    database::{self, Database, Lock, Record},
     entry::{Entry, Lease},
-    errors::{LeaseError, OpenError, Unusable},
+    errors::{LeaseError, OpenError, ResidencyError, Unusable},
     figures::{Counters, Figures},
     import,
+    records::{
+        Records,
+        address::PostgresAddress,
+        link::{Freshness, Shared},
+    },
     residency::{Home, Tier},
-    store::{Store, Sweep},
+    store::{BucketAddress, FetchFigures, Held, Store, Sweep},
     table::Table,
 };
 use crate::{caller::Caller, executors::Executors, lock::lock, thread};
@@ -39,6 +44,19 @@ pub struct Options {
     pub max_adapters: usize,
     /// Longest file of an adapter.
     pub max_adapter_file_bytes: u64,
+    /// What is shared with other hosts, if anything is.
+    pub fleet: Option<Fleet>,
+}
+
+/// What the gateways of many hosts share.
+#[derive(Debug, Clone)]
+pub struct Fleet {
+    /// Where it is written what is registered.
+    pub registry: PostgresAddress,
+    /// Where the adapters' files are.
+    pub store: BucketAddress,
+    /// How many bytes of them may lie on this host.
+    pub cache_bytes: u64,
 }
 
 /// Every adapter that is registered, and what is held to serve and to change them.
@@ -46,11 +64,15 @@ pub struct Options {
 pub struct Registry {
     pub(super) executors: Executors,
     pub(super) homes: Vec<Home>,
-    pub(super) database: Database,
+    /// What belongs to this host, whoever else there is.
+    database: Arc<Database>,
+    pub(super) records: Records,
     pub(super) store: Store,
     pub(super) root: PathBuf,
     pub(super) max_adapters: usize,
     pub(super) table: RwLock<Arc<Table>>,
+    /// Held for the moment in which one table takes the place of another.
+    pub(super) editing: Mutex<()>,
     /// Out of the table, but requests still use them.
     pub(super) draining: Mutex<Vec<Arc<Entry>>>,
     /// Held while the registry changes; readers never wait for it.
@@ -70,34 +92,28 @@ impl Registry {
     /// # Errors
     /// If it is in use, damaged, or written by a later version; never an empty registry instead.
     pub async fn open(executors: Executors, options: Options) -> Result<Arc<Self>, OpenError> {
-        let state = options.state;
-        let lock = Lock::take(&state).await?;
-        let is_new = !database::exists(&state)?;
-        if is_new {
-            database::check_not_lost(&state)?;
-        }
-        let store = Store::open(&state, options.max_adapter_file_bytes)?;
-        if is_new {
-            let (old, into) = (state.clone(), store.clone());
-            let records = thread::run("registry-import", move || import::read(&old, &into)).await??;
-            database::create(&state, &records).await?;
-        }
-        import::finish(&state)?;
-        let (database, records) = Database::open(&state).await?;
-        let (keep, sweeper) = (records.iter().map(|record| record.content).collect(), store.clone());
+        let lock = Lock::take(&options.state).await?;
+        let (opened, store) = match options.fleet.clone() {
+            None => open_host(&options).await?,
+            Some(fleet) => open_fleet(&options, fleet).await?,
+        };
+        let Opened { database, records, found } = opened;
+        let (keep, sweeper) = (found.iter().map(|record| record.content).collect(), store.clone());
         let swept = thread::run("registry-sweep", move || sweeper.sweep(&keep, Sweep::Everything)).await??;
-        tracing::info!(adapters = records.len(), swept, "registry opened");
-        let entries = records.into_iter().map(|record| Arc::new(Entry::new(record)));
+        tracing::info!(adapters = found.len(), swept, "registry opened");
+        let entries = found.into_iter().map(|record| Arc::new(Entry::new(record)));
         let homes = executors.all().iter().enumerate();
         let homes = homes.map(|(index, member)| Home::new(index, member.executor().clone())).collect();
         let registry = Arc::new(Self {
             executors,
             homes,
             database,
+            records,
             store,
             root: options.adapter_root,
             max_adapters: options.max_adapters,
             table: RwLock::new(Arc::new(entries.collect())),
+            editing: Mutex::default(),
             draining: Mutex::default(),
             changing: tokio::sync::Mutex::default(),
             loads: Semaphore::new(MAX_LOADS),
@@ -107,6 +123,9 @@ impl Registry {
             _lock: lock,
         });
         tokio::spawn(save_uses(Arc::downgrade(&registry)));
+        if let Some(shared) = registry.records.shared() {
+            tokio::spawn(Arc::clone(shared).follow(Arc::downgrade(&registry)));
+        }
         Ok(registry)
     }
 
@@ -139,9 +158,22 @@ impl Registry {
         &self.database
     }
 
-    /// The files of an adapter, as they were copied.
-    pub(crate) fn files_of(&self, entry: &Entry) -> PathBuf {
-        self.store.path(entry.record.content)
+    /// The files of an adapter, as they were copied; they stay as long as what else is returned lives.
+    pub(crate) async fn files_of(&self, entry: &Entry) -> Result<(PathBuf, Held), ResidencyError> {
+        let held = self.fetch(entry).await?;
+        Ok((self.store.path(entry.record.content), held))
+    }
+
+    /// How old what is known is, if other hosts change it too.
+    #[must_use]
+    pub fn freshness(&self) -> Option<Freshness> {
+        self.records.shared().map(|shared| shared.freshness())
+    }
+
+    /// What is counted of the bucket, if there is one.
+    #[must_use]
+    pub fn fetch_figures(&self) -> Option<FetchFigures> {
+        self.store.fetch_figures()
     }
 
     /// Directory below which adapters are loaded over HTTP; absolute.
@@ -241,10 +273,57 @@ impl Registry {
         if used.is_empty() {
             return;
         }
-        if let Err(error) = self.database.set_used(&used).await {
+        if let Err(error) = self.records.set_used(&used).await {
             tracing::warn!(%error, "the times of last use could not be saved");
         }
     }
+}
+
+/// What a registry is read from, and what was read.
+struct Opened {
+    database: Arc<Database>,
+    records: Records,
+    found: Vec<Record>,
+}
+
+/// Opens the registry of one host.
+async fn open_host(options: &Options) -> Result<(Opened, Store), OpenError> {
+    let state = &options.state;
+    let is_new = !database::exists(state)?;
+    if is_new {
+        database::check_not_lost(state)?;
+    }
+    let store = Store::open(state, options.max_adapter_file_bytes)?;
+    if is_new {
+        let (old, into) = (state.clone(), store.clone());
+        let records = thread::run("registry-import", move || import::read(&old, &into)).await??;
+        database::create(state, &records).await?;
+    }
+    import::finish(state)?;
+    let (database, found) = Database::open(state).await?;
+    let database = Arc::new(database);
+    Ok((Opened { records: Records::Host(Arc::clone(&database)), database, found }, store))
+}
+
+/// Opens the registry of many hosts. This host's own database keeps what else belongs to it.
+async fn open_fleet(options: &Options, fleet: Fleet) -> Result<(Opened, Store), OpenError> {
+    let state = &options.state;
+    if !database::exists(state)? {
+        database::create(state, &[]).await?;
+    }
+    let (database, own) = Database::open(state).await?;
+    if !own.is_empty() {
+        let adapters = own.len();
+        tracing::warn!(
+            adapters,
+            "what this host has registered for itself is not served; see 'holobiont registry move'"
+        );
+    }
+    let store = Store::open(state, options.max_adapter_file_bytes)?;
+    let store = store.of_bucket(fleet.store, fleet.cache_bytes)?;
+    let (shared, changes) = Shared::open(fleet.registry).await?;
+    let found = changes.records.into_iter().filter_map(|(_, record)| record).collect();
+    Ok((Opened { database: Arc::new(database), records: Records::Shared(Arc::new(shared)), found }, store))
 }
 
 async fn save_uses(registry: Weak<Registry>) {

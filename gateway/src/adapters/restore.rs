@@ -37,6 +37,12 @@ impl Registry {
             entries.iter().filter(|entry| entry.is_used_at(index) || entry.is_pinned()).collect();
         needed.sort_by_key(|entry| (!entry.is_used_at(index), u64::MAX - entry.last_used_us()));
         for entry in needed {
+            if !self.store.has(entry.record.content) {
+                // Nobody waits for what has to come from elsewhere.
+                let (registry, entry) = (Arc::clone(self), Arc::clone(entry));
+                tokio::spawn(async move { registry.spread(&entry).await });
+                continue;
+            }
             if !self.bring_back(home, entry).await {
                 return false;
             }
@@ -55,7 +61,10 @@ impl Registry {
             Err(ResidencyError::Call(CallError::Unavailable(_))) => false,
             Err(error) => {
                 tracing::error!(name = %entry.record.name, %error, "an adapter could not be brought back");
-                if matches!(error, ResidencyError::Unusable(_)) {
+                if matches!(error, ResidencyError::Unusable(_)) && self.store.fetch_figures().is_some() {
+                    // It may have rotted here: whoever needs it fetches it again.
+                    self.store.remove(entry.record.content);
+                } else if matches!(error, ResidencyError::Unusable(_)) {
                     entry.set_fault(Some(error.to_string()));
                 }
                 true
@@ -83,10 +92,11 @@ async fn warm_up(registry: Weak<Registry>, index: usize, epoch: Option<u64>) {
             registry.in_use().into_iter().any(|other| other.index != index && other.holds(entry.id()));
         let is_registered =
             registry.entries().get(&entry.record.name).is_some_and(|now| Arc::ptr_eq(now, &entry));
+        let is_here = registry.store.has(entry.record.content);
         if home.epoch() != epoch || !fits {
             return;
         }
-        if is_registered && !elsewhere && !registry.bring_back(home, &entry).await {
+        if is_registered && is_here && !elsewhere && !registry.bring_back(home, &entry).await {
             return;
         }
     }

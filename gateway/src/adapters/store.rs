@@ -2,28 +2,46 @@
 //!
 //! ```text
 //! STATE/adapters/                          only the gateway's user may enter
-//!     .incoming-0123456789abcdef/          a copy that is being made; swept at start
+//!     .incoming-0123456789abcdef/          a copy that is being made, or one that goes; swept at start
+//!     .partial-<64 hexadecimal digits>/    what has come of a content from the bucket
 //!     <64 hexadecimal digits>/             named after its content and never changed
 //!         adapter_config.json, adapter_model.safetensors     or: adapter.gguf
 //! ```
+//!
+//! - [`content`]: what files are called by.
+//! - [`bucket`]: a store that many hosts share, over `transport`. The directory is its cache then, and goes by `cache`.
+//! - [`fetch`]: what is needed here brought from the bucket, and what came in brought there.
 //!
 //! A copy is written, its files are synced, its directory is synced, it is renamed, and the store is synced: after
 //! a power cut a directory with a content's name is whole. The name also hashes the owner, so that two tenants share
 //! nothing, while two names of one tenant share one directory.
 
+pub(crate) mod bucket;
+mod cache;
+mod content;
+mod fetch;
+mod transport;
+
 use std::{
     collections::HashSet,
-    fmt,
     fs::{self, DirBuilder, File, OpenOptions},
     io::{self, ErrorKind, Read as _, Write as _},
     os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use failpoint::Outcome;
 use ids::TenantId;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
+pub(crate) use self::cache::Held;
+pub use self::{bucket::BucketAddress, content::ContentId, fetch::FetchFigures};
+use self::{
+    bucket::{Bucket, BucketError},
+    cache::Cache,
+    content::{CHUNK_BYTES, ContentHasher},
+};
 use super::jail::{GGUF_FILE, JailError, Piece, Place};
 use crate::random::random_u64;
 
@@ -31,8 +49,8 @@ use crate::random::random_u64;
 const DIRECTORY: &str = "adapters";
 /// What a copy is called before it is whole.
 const INCOMING: &str = ".incoming-";
-/// Bytes copied at once.
-const CHUNK_BYTES: usize = 1 << 20;
+/// What is before a content's name as long as it is not whole.
+const PARTIAL: &str = ".partial-";
 
 /// Why files did not get into the store.
 #[derive(Debug, thiserror::Error)]
@@ -63,22 +81,15 @@ pub enum StoreError {
         /// What the system said.
         source: io::Error,
     },
-}
-
-/// H(owner, names, lengths and bytes of an adapter's files).
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct ContentId(pub [u8; 32]);
-
-impl fmt::Display for ContentId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(&blake3::Hash::from_bytes(self.0).to_hex())
-    }
-}
-
-impl fmt::Debug for ContentId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ContentId({self:.12})")
-    }
+    /// The bucket did not take or give it.
+    #[error(transparent)]
+    Bucket(#[from] BucketError),
+    /// What the bucket gave is not what is called so.
+    #[error("what the bucket {0} has of it was changed there; load the adapter again")]
+    Damaged(BucketAddress),
+    /// The thread that looked at it is gone.
+    #[error("looking at its files stopped: {0}; the log says why")]
+    Stopped(String),
 }
 
 /// A whole copy that has no name yet; dropping it removes it.
@@ -86,6 +97,7 @@ impl fmt::Debug for ContentId {
 pub struct Incoming {
     /// What it is.
     pub content: ContentId,
+    bytes: u64,
     directory: Temporary,
 }
 
@@ -108,11 +120,20 @@ pub enum Sweep {
     Contents,
 }
 
-/// See the module's description. All of it may block.
+/// See the module's description. What is not `async` may block.
 #[derive(Debug, Clone)]
 pub struct Store {
     directory: PathBuf,
     max_file_bytes: u64,
+    remote: Option<Arc<Remote>>,
+}
+
+/// A bucket, and what of it is here.
+#[derive(Debug)]
+struct Remote {
+    bucket: Bucket,
+    cache: Arc<Cache>,
+    figures: fetch::Counters,
 }
 
 impl Store {
@@ -127,7 +148,7 @@ impl Store {
         sync(state)?;
         // Absolute: the executor that is told these paths may run somewhere else.
         let directory = directory.canonicalize().map_err(failed("finding", &directory))?;
-        Ok(Self { directory, max_file_bytes })
+        Ok(Self { directory, max_file_bytes, remote: None })
     }
 
     /// Copies the adapter at `place`, hashing what is copied. The copy is on disk when this returns.
@@ -140,23 +161,24 @@ impl Store {
         DirBuilder::new().mode(0o700).create(&path).map_err(failed("creating", &path))?;
         let directory = Temporary(path);
         failpoint::pass("gateway.copy_begun");
-        let mut hasher = blake3::Hasher::new_derive_key("holobiont 2026 adapter files v1");
-        hasher.update(&owner.0).update(&(pieces.len() as u64).to_le_bytes());
+        let mut hasher = ContentHasher::new(owner, pieces.len());
         let copies = pieces.into_iter().map(|piece| self.copy_piece(piece, &directory.0, &mut hasher));
         let copies = copies.collect::<Result<Vec<_>, _>>()?;
         failpoint::pass("gateway.copied_before_sync");
+        let mut bytes = 0;
         for (path, copy) in copies {
             copy.sync_all().map_err(failed("syncing", &path))?;
+            bytes += copy.metadata().map_err(failed("syncing", &path))?.len();
         }
         sync(&directory.0)?;
-        Ok(Incoming { content: ContentId(*hasher.finalize().as_bytes()), directory })
+        Ok(Incoming { content: hasher.finish(), bytes, directory })
     }
 
     fn copy_piece(
         &self,
         mut piece: Piece,
         directory: &Path,
-        hasher: &mut blake3::Hasher,
+        hasher: &mut ContentHasher,
     ) -> Result<(PathBuf, File), StoreError> {
         let path = directory.join(piece.name);
         let copy = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
@@ -182,8 +204,7 @@ impl Store {
             own.update(&chunk[..count]);
             copy.write_all(&chunk[..count]).map_err(failed("writing", &path))?;
         }
-        hasher.update(piece.name.as_bytes()).update(&[0]).update(&total_bytes.to_le_bytes());
-        hasher.update(own.finalize().as_bytes());
+        hasher.add(piece.name, total_bytes, &own.finalize());
         Ok((path, copy))
     }
 
@@ -203,6 +224,9 @@ impl Store {
         };
         renamed.map_err(failed("renaming", &path))?;
         sync(&self.directory)?;
+        if let Some(remote) = &self.remote {
+            remote.cache.add(incoming.content, incoming.bytes);
+        }
         failpoint::pass("gateway.renamed_before_load");
         Ok(())
     }
@@ -215,8 +239,11 @@ impl Store {
         if gguf.exists() { gguf } else { directory }
     }
 
-    /// Removes a content that nothing refers to.
+    /// Removes a content that nothing here refers to. In a bucket it stays: there somebody else may.
     pub fn remove(&self, content: ContentId) {
+        if let Some(remote) = &self.remote {
+            remote.cache.forget(content);
+        }
         remove(&self.directory(content));
     }
 
@@ -232,7 +259,10 @@ impl Store {
             let name = entry.file_name();
             let name = name.to_string_lossy();
             let is_copy = name.starts_with(INCOMING);
-            if !kept.contains(name.as_ref()) && (!is_copy || sweep == Sweep::Everything) {
+            if !kept.contains(name.strip_prefix(PARTIAL).unwrap_or(&name))
+                && (!is_copy || sweep == Sweep::Everything)
+            {
+                self.forget(&name);
                 remove(&entry.path());
                 removed += 1;
             }
@@ -241,16 +271,30 @@ impl Store {
         Ok(removed)
     }
 
+    fn forget(&self, name: &str) {
+        if let (Some(remote), Some(content)) = (&self.remote, fetch::content_of(name)) {
+            remote.cache.forget(content);
+        }
+    }
+
     fn directory(&self, content: ContentId) -> PathBuf {
         self.directory.join(content.to_string())
     }
+}
+
+/// Sees whether a bucket can be written and read.
+///
+/// # Errors
+/// What it says.
+pub(crate) async fn try_out(address: &BucketAddress) -> Result<(), BucketError> {
+    Bucket::open(address.clone())?.try_out().await
 }
 
 /// True if the state directory holds whole contents: then there must be a registry that knows them.
 #[must_use]
 pub(super) fn is_inhabited(state: &Path) -> bool {
     let entries = fs::read_dir(state.join(DIRECTORY)).into_iter().flatten().flatten();
-    entries.map(|entry| entry.file_name()).any(|name| !name.to_string_lossy().starts_with(INCOMING))
+    entries.map(|entry| entry.file_name()).any(|name| !name.to_string_lossy().starts_with('.'))
 }
 
 /// What stays behind is swept at the next start, so a failure is only worth a word.

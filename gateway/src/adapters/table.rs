@@ -102,6 +102,7 @@ mod tests {
             loaded_at: 0,
             last_used_us: 0,
             pinned: false,
+            version: 0,
         }))
     }
 

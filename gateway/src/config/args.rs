@@ -111,6 +111,15 @@ pub struct AdapterArgs {
     /// Longest file of an adapter
     #[arg(long, value_name = "N")]
     pub max_adapter_file_bytes: ByteCount,
+    /// A PostgreSQL that many hosts have as their registry
+    #[arg(long, value_name = "URL")]
+    pub registry: Option<String>,
+    /// A bucket that many hosts keep adapters in
+    #[arg(long, value_name = "URL")]
+    pub store: Option<String>,
+    /// Adapters of that bucket on this host
+    #[arg(long, value_name = "N")]
+    pub store_cache_bytes: ByteCount,
 }
 
 /// Settings about who may ask, and how often.

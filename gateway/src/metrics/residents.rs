@@ -75,6 +75,22 @@ impl Metrics {
         set(Id::AdapterLookups, &["hit"], figures.hits);
         set(Id::AdapterLookups, &["miss"], figures.misses);
         self.store.histogram(Id::AdapterLoadTime, &[]).replace(&figures.load_buckets, figures.load_s);
+        self.refresh_fleet(registry);
+    }
+
+    /// What is shared with other hosts.
+    fn refresh_fleet(&self, registry: &Registry) {
+        if let Some(freshness) = registry.freshness() {
+            self.store.number(Id::RegistryAge, &[]).set(freshness.age.as_secs_f64());
+        }
+        let Some(figures) = registry.fetch_figures() else { return };
+        #[expect(clippy::cast_precision_loss, reason = "counts stay below 2^53")]
+        let set = |id, labels: &[&str], count: u64| self.store.number(id, labels).set(count as f64);
+        set(Id::StoreFetches, &["fetched"], figures.fetched);
+        set(Id::StoreFetches, &["failed"], figures.failed);
+        set(Id::StoreDamaged, &[], figures.damaged);
+        set(Id::StoreCacheBytes, &[], figures.cached_bytes);
+        set(Id::StoreEvictions, &[], figures.evicted);
     }
 
     /// Takes over what is known of fine-tuning jobs.

@@ -158,6 +158,17 @@ metrics! {
         "Adapters taken out of the executor's memory to make room for others";
     AdapterLookups = Counter, Count, "holobiont_adapter_lookups_total", ["outcome"],
         "Requests for an adapter, by outcome: hit if it was in the executor's memory, miss if it had to be brought there";
+    // What the gateways of many hosts share; nothing is shown where nothing is shared.
+    RegistryAge = Gauge, Seconds, "holobiont_registry_age_seconds", [],
+        "Since the registry of many hosts was read last, which is done each second";
+    StoreFetches = Counter, Count, "holobiont_store_fetches_total", ["outcome"],
+        "Adapters whose files were fetched from the bucket, by outcome: fetched, failed";
+    StoreDamaged = Counter, Count, "holobiont_store_damaged_total", [],
+        "Adapters' files that came from the bucket and were not what they are called";
+    StoreCacheBytes = Gauge, Bytes, "holobiont_store_cache_bytes", [],
+        "Files of the bucket that lie on this host";
+    StoreEvictions = Counter, Count, "holobiont_store_evictions_total", [],
+        "Adapters whose files left this host to make room for others";
     // Fine-tuning.
     Jobs = Gauge, Count, "holobiont_training_jobs", ["state"],
         "Fine-tuning jobs that have not ended, by state: queued, training, paused";

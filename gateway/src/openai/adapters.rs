@@ -247,6 +247,9 @@ impl From<AdapterError> for ApiError {
             AdapterError::Store(store) => of_store(&store, message),
             AdapterError::Residency(residency) => residency.into(),
             AdapterError::Database(DatabaseError::Full) => Self::no_room("insufficient_storage", message),
+            AdapterError::Database(DatabaseError::Conflict(_)) => {
+                Self::conflict("registry_conflict", message)
+            }
             AdapterError::Database(_) => Self::registry_unavailable(message),
             AdapterError::Stopped(_) => Self::internal(message),
         }
@@ -263,6 +266,10 @@ fn of_store(error: &StoreError, message: String) -> ApiError {
         }
         StoreError::Full(_) => ApiError::no_room("insufficient_storage", message),
         StoreError::Io { .. } => ApiError::registry_unavailable(message),
+        StoreError::Bucket(_) | StoreError::Damaged(_) => {
+            ApiError::unavailable("adapter_store_unavailable", message)
+        }
+        StoreError::Stopped(_) => ApiError::internal(message),
     }
 }
 
@@ -274,6 +281,9 @@ impl From<ResidencyError> for ApiError {
             ResidencyError::NeverFits(_) => Self::no_room("adapter_budget_exceeded", message),
             ResidencyError::Unusable(unusable) => unusable.into(),
             ResidencyError::Call(call) => call.into(),
+            ResidencyError::Unfetched(_) => {
+                Self::unavailable("adapter_store_unavailable", message).of("model")
+            }
         }
     }
 }

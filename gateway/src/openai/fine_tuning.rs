@@ -206,6 +206,7 @@ impl From<TrainingError> for ApiError {
             TrainingError::NoTrainer(none) => none.into(),
             TrainingError::NoModel(name) => Self::model_not_found(&name),
             TrainingError::Lease(error) => error.into(),
+            TrainingError::Files(error) => error.into(),
             TrainingError::Database(DatabaseError::Full) => Self::no_room("insufficient_storage", message),
             TrainingError::Io { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
                 Self::no_room("insufficient_storage", message)

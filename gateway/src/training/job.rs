@@ -86,7 +86,10 @@ impl Training {
                 Some(lease.ok_or_else(|| TrainingError::NoModel(order.model.clone()))?)
             }
         };
-        let from = lease.as_ref().map(|lease| self.registry.files_of(lease.entry()));
+        let from = match &lease {
+            Some(lease) => Some(self.registry.files_of(lease.entry()).await?),
+            None => None,
+        };
         let replaces = self.stands_for(&name, tenant)?;
         let _changing = self.changing.lock().await;
         // The same request may have come twice at once.
@@ -94,7 +97,7 @@ impl Training {
             return Ok(job);
         }
         self.check_quota(tenant)?;
-        files::prepare(self.job_directory(&id), links, from).await?;
+        files::prepare(self.job_directory(&id), links, from.as_ref().map(|(path, _)| path.clone())).await?;
         let job = JobRecord {
             id,
             tenant: tenant.to_owned(),

@@ -130,6 +130,7 @@ pub(crate) fn config(directory: &TempDir) -> Config {
         adapter_root: directory.path().join("adapters").canonicalize().unwrap(),
         max_adapters: 100,
         max_adapter_file_bytes: 1 << 20,
+        fleet: None,
         keys: Keys::none(None),
         hosts: Hosts::Local,
         cors_origins: Vec::new(),

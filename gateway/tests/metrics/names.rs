@@ -165,7 +165,8 @@ fn the_dashboard_can_be_imported() {
             "Split clients",
             "Fine-tuning",
             "Executor",
-            "Resources"
+            "Resources",
+            "Many hosts"
         ]
     );
     let ids: BTreeSet<u64> = panels.iter().map(|panel| panel["id"].as_u64().unwrap()).collect();

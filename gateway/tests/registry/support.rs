@@ -115,6 +115,7 @@ pub(crate) fn options(directory: &Path) -> Options {
         adapter_root: directory.join("root").canonicalize().unwrap(),
         max_adapters: 2000,
         max_adapter_file_bytes: 4 << 20,
+        fleet: None,
     }
 }
 

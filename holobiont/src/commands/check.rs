@@ -3,6 +3,7 @@
 mod doors;
 mod drafts;
 mod executors;
+mod fleet;
 
 use std::{
     path::{Path, PathBuf},
@@ -86,6 +87,7 @@ pub(crate) fn deployment(config: &Config, home: &Home) -> Vec<Finding> {
             ),
         });
     }
+    findings.extend(fleet::shared(config));
     findings.extend(doors::layers(&config.layers));
     findings.extend(["base-executor", "gateway"].map(program));
     if splits.iter().any(|split| !split.workers.is_empty()) {
@@ -108,22 +110,25 @@ pub(crate) fn device(device: DeviceChoice) -> Finding {
         return Finding::warn(NAME, format!("{device}, which only base-executor can look at"), "install it");
     };
     match Command::new(program).args(["device", &device.to_string()]).output() {
-        Ok(output) => device_finding(NAME, output.status.success(), &[output.stdout, output.stderr].concat()),
+        Ok(output) => {
+            let said = [output.stdout, output.stderr].concat();
+            said_finding(NAME, output.status.success(), &said, "use device = \"cpu\"")
+        }
         Err(error) => {
             Finding::fail(NAME, format!("base-executor cannot be asked: {error}"), "install it again")
         }
     }
 }
 
-/// The last line of what was said, whose cause and next step are one line.
-fn device_finding(name: &str, is_usable: bool, said: &[u8]) -> Finding {
+/// The last line of what was said, whose cause and next step are one line; `else_fix` is the step where none is said.
+fn said_finding(name: &str, is_usable: bool, said: &[u8], else_fix: &str) -> Finding {
     let said = String::from_utf8_lossy(said);
-    let line = printable(said.lines().last().unwrap_or("base-executor says nothing").trim());
+    let line = printable(said.lines().last().unwrap_or("nothing was said").trim());
     match is_usable {
         true => Finding::ok(name, line),
         false => {
             let line = line.strip_prefix("error: ").unwrap_or(&line);
-            let (found, fix) = line.split_once("; ").unwrap_or((line, "use device = \"cpu\""));
+            let (found, fix) = line.split_once("; ").unwrap_or((line, else_fix));
             Finding::fail(name, found, fix)
         }
     }
@@ -333,12 +338,12 @@ mod tests {
 
     #[test]
     fn what_the_executor_says_of_a_device_is_a_finding_with_its_next_step() {
-        let finding = device_finding("d", true, b"cuda:0: A GPU, 1.0 GiB free of 2.0 GiB\n");
+        let finding = said_finding("d", true, b"cuda:0: A GPU, 1.0 GiB free of 2.0 GiB\n", "x");
         assert_eq!(
             (finding.health, finding.found.as_str()),
             (Health::Ok, "cuda:0: A GPU, 1.0 GiB free of 2.0 GiB")
         );
-        let finding = device_finding("d", false, b"error: there is no GPU; use --device cpu\n");
+        let finding = said_finding("d", false, b"error: there is no GPU; use --device cpu\n", "x");
         assert_eq!((finding.health, finding.found.as_str()), (Health::Fail, "there is no GPU"));
         assert_eq!(finding.fix.as_deref(), Some("use --device cpu"));
     }

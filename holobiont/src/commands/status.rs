@@ -2,6 +2,7 @@
 //! layers, and what is trained.
 
 mod executors;
+mod fleet;
 mod layers;
 mod memory;
 mod speculation;
@@ -38,6 +39,8 @@ struct Status {
     layers: Layers,
     memory: Memory,
     training: Training,
+    registry: fleet::Registry,
+    store: fleet::Store,
     /// Where there are several; what is said of a single one is then said of each.
     executors: Vec<Executor>,
 }
@@ -169,7 +172,9 @@ fn facts(status: &Status) -> Vec<(String, String)> {
         ("split clients", status.layers.text()),
     ];
     let of_one = of_one.into_iter().filter(|_| status.executors.is_empty());
-    let facts = head.into_iter().chain(of_one).chain([("training", status.training.text())]);
+    let shared = [("registry", status.registry.text()), ("store", status.store.text())];
+    let shared = shared.into_iter().filter_map(|(name, text)| Some((name, text?)));
+    let facts = head.into_iter().chain(of_one).chain([("training", status.training.text())]).chain(shared);
     facts.map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
@@ -355,6 +360,22 @@ mod tests {
         assert!(line.contains("ready") && line.contains("5 (+1 waiting)") && line.ends_with('3'), "{text}");
         assert!(text.contains("right (gpu:7443): it serves another base model"), "{text}");
         assert!(!text.contains("cold starts"), "what is not the same of all is not said of all: {text}");
+    }
+
+    #[test]
+    fn a_registry_that_many_hosts_share_is_shown_and_one_that_is_cut_off_stands_out() {
+        let shown_as = |registry: Value| {
+            let store = json!({"kind": "s3", "address": "s3://fleet/a", "cached_bytes": 2048, "fetched": 3, "failed": 1});
+            shown(json!({"model": "smol", "registry": registry, "store": store}), &[])
+        };
+        let text =
+            shown_as(json!({"kind": "postgres", "address": "db:5432/f", "reachable": true, "age_ms": 300}));
+        assert!(text.contains("db:5432/f, read 0.3 s ago"), "{text}");
+        assert!(text.contains("s3://fleet/a, 2.00 KiB of it here; 3 fetched, 1 failed"), "{text}");
+        let cut = json!({"address": "db:5432/f", "reachable": false, "age_ms": 9000, "error": "it does not answer"});
+        let text = shown_as(cut);
+        assert!(text.contains("CANNOT BE REACHED (it does not answer); what is known is 9 s old"), "{text}");
+        assert!(!shown(json!({"registry": {"kind": "sqlite"}}), &[]).contains("registry"));
     }
 
     #[test]

@@ -1,0 +1,106 @@
+//! Where it is written what is registered: in the database of this host, or in a PostgreSQL that the gateways of many hosts
+//! share.
+//!
+//! - [`address`]: where that PostgreSQL is, as it is set: never with a password in it.
+//! - [`link`]: the connection to it: changes of other gateways as they come, and how old what is known is.
+//! - [`postgres`]: its tables and statements.
+//! - [`transfer`]: a registry copied from the one kind to the other.
+//!
+//! A change names the version of what it changes, and is refused if another gateway was first.
+
+pub mod address;
+pub(crate) mod link;
+mod postgres;
+pub(crate) mod transfer;
+
+use std::sync::Arc;
+
+use self::link::Shared;
+use super::{
+    database::{Database, DatabaseError, Record},
+    entry::Entry,
+};
+
+/// What was read, of all or of what has changed.
+#[derive(Debug)]
+pub(super) struct Changes {
+    /// Number of the last change that is in here.
+    pub(super) number: u64,
+    /// Whether names that are not in here are not registered.
+    pub(super) scope: Scope,
+    /// Each name, and what it stands for now.
+    pub(super) records: Vec<(String, Option<Record>)>,
+}
+
+/// How much was read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Scope {
+    /// Everything there is.
+    Whole,
+    /// What has changed since what was read last.
+    Since,
+}
+
+/// See the module's description.
+#[derive(Debug)]
+pub(super) enum Records {
+    /// Of this host alone; whoever changes it holds the registry's lock.
+    Host(Arc<Database>),
+    /// Of many hosts.
+    Shared(Arc<Shared>),
+}
+
+impl Records {
+    /// Registers an adapter in place of `old`, and returns the version it has. Durable when this returns.
+    ///
+    /// # Errors
+    /// See [`DatabaseError`]; nothing has changed then, but after [`DatabaseError::Unclear`].
+    pub(super) async fn put(&self, record: &Record, old: Option<&Entry>) -> Result<u64, DatabaseError> {
+        match self {
+            Self::Host(database) => database.put(record).await.map(|()| 0),
+            Self::Shared(shared) => shared.put(record, old.map(Entry::version)).await,
+        }
+    }
+
+    /// Forgets an adapter. Durable when this returns.
+    ///
+    /// # Errors
+    /// As [`Records::put`].
+    pub(super) async fn remove(&self, entry: &Entry) -> Result<(), DatabaseError> {
+        match self {
+            Self::Host(database) => database.remove(&entry.record.name).await,
+            Self::Shared(shared) => shared.remove(&entry.record.name, entry.version()).await,
+        }
+    }
+
+    /// Remembers whether an adapter is pinned, and returns the version it has then. Durable when this returns.
+    ///
+    /// # Errors
+    /// As [`Records::put`].
+    pub(super) async fn set_pinned(&self, entry: &Entry, pinned: bool) -> Result<u64, DatabaseError> {
+        let name = &entry.record.name;
+        match self {
+            Self::Host(database) => database.set_pinned(name, pinned).await.map(|()| 0),
+            Self::Shared(shared) => shared.set_pinned(name, entry.version(), pinned).await,
+        }
+    }
+
+    /// Remembers when adapters were last used, in microseconds since 1970.
+    ///
+    /// # Errors
+    /// As [`Records::put`].
+    pub(super) async fn set_used(&self, used: &[(String, u64)]) -> Result<(), DatabaseError> {
+        match self {
+            Self::Host(database) => database.set_used(used).await,
+            Self::Shared(shared) => shared.set_used(used).await,
+        }
+    }
+
+    /// The registry of many hosts, if that is what it is.
+    pub(super) fn shared(&self) -> Option<&Arc<Shared>> {
+        match self {
+            Self::Host(_) => None,
+            Self::Shared(shared) => Some(shared),
+        }
+    }
+}

@@ -1,0 +1,302 @@
+//! The connection to a registry of many hosts.
+//!
+//! As long as it is there, a listener hears of every change when it is committed, and looks by itself each second: what it
+//! hears is a hint, what counts is the number of the last change. When it is lost, nothing can be changed and what was read
+//! stays true as far as anybody knows; a new one begins with reading everything, for the server behind the address may be
+//! another now, one that has lost what was committed last.
+
+use std::{
+    sync::{
+        Arc, Mutex, Weak,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use sqlx::{
+    Acquire as _, PgPool,
+    postgres::{PgListener, PgPoolOptions},
+};
+use tokio::time::{sleep, timeout};
+
+use super::{
+    Changes,
+    address::PostgresAddress,
+    postgres::{self, Broken, CHANNEL},
+};
+use crate::{
+    adapters::database::{DatabaseError, Record},
+    lock::lock,
+};
+
+/// How long the server may take for one thing that is asked of it.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How often the number of the last change is looked at when nothing is heard.
+const LOOK: Duration = Duration::from_secs(1);
+/// Between a connection that was lost and the next.
+const PAUSE: Duration = Duration::from_millis(200);
+/// Connections of one gateway: one listens, the others change something.
+const MAX_CONNECTIONS: u32 = 4;
+
+/// Who is told what was read.
+pub(in crate::adapters) trait Reader: Send + Sync + 'static {
+    /// Takes over what was read. False if it is older than what this gateway has changed itself: then it is read again.
+    fn take_over(self: Arc<Self>, changes: Changes) -> bool;
+}
+
+/// How old what is known of a registry is.
+#[derive(Debug, Clone)]
+pub struct Freshness {
+    /// Where the registry is.
+    pub address: String,
+    /// Since it was read last.
+    pub age: Duration,
+    /// Why it cannot be reached, if it cannot.
+    pub fault: Option<String>,
+}
+
+/// A registry of many hosts.
+#[derive(Debug)]
+pub(in crate::adapters) struct Shared {
+    address: PostgresAddress,
+    /// The connections there are; none as long as it cannot be reached.
+    session: Mutex<Option<PgPool>>,
+    heard: Mutex<(Instant, Option<String>)>,
+    /// Number of the last change that was made here.
+    own: AtomicU64,
+}
+
+impl Shared {
+    /// Connects, makes the tables where there are none, and reads everything.
+    ///
+    /// # Errors
+    /// If it cannot be reached, or a later version made the tables.
+    pub(in crate::adapters) async fn open(
+        address: PostgresAddress,
+    ) -> Result<(Self, Changes), DatabaseError> {
+        let shared = Self::at(address);
+        let pool = shared.pool();
+        let mut connection = shared.within(pool.acquire()).await?;
+        shared.within(postgres::migrate(&mut connection)).await?.map_err(|newer| DatabaseError::Foreign {
+            address: shared.address.to_string(),
+            reason: format!("it has layout {}, this version knows up to {}", newer.found, newer.known),
+            next: "start the version that made it",
+        })?;
+        let changes = shared.within(postgres::read(&mut connection, None)).await?;
+        drop(connection);
+        *lock(&shared.session) = Some(pool);
+        Ok((shared, changes))
+    }
+
+    fn at(address: PostgresAddress) -> Self {
+        let heard = Mutex::new((Instant::now(), None));
+        Self { address, session: Mutex::default(), heard, own: AtomicU64::new(0) }
+    }
+
+    /// How old what is known is.
+    pub(in crate::adapters) fn freshness(&self) -> Freshness {
+        let (at, fault) = lock(&self.heard).clone();
+        Freshness { address: self.address.to_string(), age: at.elapsed(), fault }
+    }
+
+    /// Number of the last change that was made here.
+    pub(in crate::adapters) fn own(&self) -> u64 {
+        self.own.load(Ordering::SeqCst)
+    }
+
+    /// See [`super::Records::put`].
+    pub(super) async fn put(&self, record: &Record, over: Option<u64>) -> Result<u64, DatabaseError> {
+        let pool = self.session()?;
+        self.settled(&record.name, timeout(PATIENCE, postgres::put(&pool, record, over)).await)
+    }
+
+    /// See [`super::Records::remove`].
+    pub(super) async fn remove(&self, name: &str, version: u64) -> Result<(), DatabaseError> {
+        let pool = self.session()?;
+        self.settled(name, timeout(PATIENCE, postgres::remove(&pool, name, version)).await).map(drop)
+    }
+
+    /// See [`super::Records::set_pinned`].
+    pub(super) async fn set_pinned(
+        &self,
+        name: &str,
+        version: u64,
+        pinned: bool,
+    ) -> Result<u64, DatabaseError> {
+        let pool = self.session()?;
+        self.settled(name, timeout(PATIENCE, postgres::set_pinned(&pool, name, version, pinned)).await)
+    }
+
+    /// See [`super::Records::set_used`].
+    pub(super) async fn set_used(&self, used: &[(String, u64)]) -> Result<(), DatabaseError> {
+        let pool = self.session()?;
+        self.within(postgres::set_used(&pool, used)).await
+    }
+
+    /// Registers many adapters where there is none.
+    pub(super) async fn fill(&self, records: &[Record]) -> Result<(), DatabaseError> {
+        let pool = self.session()?;
+        postgres::put_all(&pool, records).await.map_err(|broken| self.broken(broken))
+    }
+
+    fn pool(&self) -> PgPool {
+        let options = PgPoolOptions::new().max_connections(MAX_CONNECTIONS).acquire_timeout(PATIENCE);
+        options.connect_lazy_with(self.address.options().clone())
+    }
+
+    fn session(&self) -> Result<PgPool, DatabaseError> {
+        let session = lock(&self.session).clone();
+        session.ok_or_else(|| {
+            let freshness = self.freshness();
+            let why = freshness.fault.unwrap_or_else(|| "it is being connected to".to_owned());
+            self.unreachable(&format!("{why}; what is known is {} s old", freshness.age.as_secs()))
+        })
+    }
+
+    /// What comes of reading, or of what does no harm if it happens twice.
+    async fn within<T>(
+        &self,
+        asked: impl Future<Output = Result<T, sqlx::Error>>,
+    ) -> Result<T, DatabaseError> {
+        match timeout(PATIENCE, asked).await {
+            Ok(done) => done.map_err(|error| self.unreachable(&said(&error))),
+            Err(_) => Err(self.unreachable(&"it does not answer")),
+        }
+    }
+
+    /// What came of a change of `name`.
+    fn settled(
+        &self,
+        name: &str,
+        done: Result<Result<Option<u64>, Broken>, tokio::time::error::Elapsed>,
+    ) -> Result<u64, DatabaseError> {
+        match done {
+            Ok(Ok(Some(number))) => {
+                self.own.fetch_max(number, Ordering::SeqCst);
+                Ok(number)
+            }
+            Ok(Ok(None)) => Err(DatabaseError::Conflict(name.to_owned())),
+            Ok(Err(broken)) => Err(self.broken(broken)),
+            Err(_) => Err(self.unclear("it does not answer".to_owned())),
+        }
+    }
+
+    fn broken(&self, broken: Broken) -> DatabaseError {
+        match broken {
+            Broken::Before(error) if is_full(&error) => DatabaseError::Full,
+            Broken::Before(error) => self.unreachable(&said(&error)),
+            Broken::Committing(error) => self.unclear(said(&error)),
+        }
+    }
+
+    fn unreachable(&self, reason: &dyn std::fmt::Display) -> DatabaseError {
+        DatabaseError::Unreachable { address: self.address.to_string(), reason: reason.to_string() }
+    }
+
+    fn unclear(&self, reason: String) -> DatabaseError {
+        DatabaseError::Unclear { address: self.address.to_string(), reason }
+    }
+
+    /// Notes that it was read just now.
+    fn heard(&self) {
+        *lock(&self.heard) = (Instant::now(), None);
+    }
+
+    /// Notes that it cannot be reached.
+    fn lost(&self, error: &DatabaseError) {
+        let reason = match error {
+            DatabaseError::Unreachable { reason, .. } => reason.clone(),
+            other => other.to_string(),
+        };
+        *lock(&self.session) = None;
+        let was = lock(&self.heard).1.replace(reason.clone());
+        if was.is_none() {
+            tracing::error!(registry = %self.address, reason, "the registry is lost; what is known is served");
+        }
+    }
+
+    /// Reads changes for `reader` as they come, until it is gone.
+    pub(in crate::adapters) async fn follow(self: Arc<Self>, reader: Weak<impl Reader>) {
+        while reader.strong_count() > 0 {
+            match self.listen(&reader).await {
+                Ok(()) => return,
+                Err(error) => self.lost(&error),
+            }
+            sleep(PAUSE).await;
+        }
+    }
+
+    /// The same over one connection. Returns when the reader is gone.
+    async fn listen(&self, reader: &Weak<impl Reader>) -> Result<(), DatabaseError> {
+        // Of its own: what hangs on a connection that is dead without saying so keeps nobody from the next.
+        let pool = self.pool();
+        let mut listener = self.within(PgListener::connect_with(&pool)).await?;
+        listener.eager_reconnect(false);
+        self.within(listener.listen(CHANNEL)).await?;
+        // What was numbered by another server means nothing to this one.
+        self.own.store(0, Ordering::SeqCst);
+        let mut last = None;
+        loop {
+            let connection = self.within(listener.acquire()).await?;
+            let changes = self.within(postgres::read(connection, last)).await?;
+            let number = changes.number;
+            let Some(taken) = reader.upgrade().map(|reader| reader.take_over(changes)) else { return Ok(()) };
+            if taken {
+                last = Some(number);
+                self.is_back(&pool);
+                self.next(&mut listener).await?;
+            }
+        }
+    }
+
+    /// Notes that it was read, over connections that changes may be made over, too.
+    fn is_back(&self, pool: &PgPool) {
+        self.heard();
+        let mut session = lock(&self.session);
+        if session.is_none() {
+            tracing::info!(registry = %self.address, "the registry is back");
+            *session = Some(pool.clone());
+        }
+    }
+
+    /// Returns when there may be something to read.
+    async fn next(&self, listener: &mut PgListener) -> Result<(), DatabaseError> {
+        match timeout(LOOK, listener.try_recv()).await {
+            Ok(Ok(Some(_))) => {
+                // One reading is enough for all that was heard.
+                while listener.next_buffered().is_some() {}
+                Ok(())
+            }
+            Ok(Ok(None)) => Err(self.unreachable(&"the connection was closed")),
+            Ok(Err(error)) => Err(self.unreachable(&said(&error))),
+            Err(_) => Ok(()),
+        }
+    }
+}
+
+/// How many adapters are registered there; `None` if there is no registry yet. Nothing is changed.
+///
+/// # Errors
+/// If it cannot be reached or read.
+pub(crate) async fn look(address: &PostgresAddress) -> Result<Option<u64>, DatabaseError> {
+    let shared = Shared::at(address.clone());
+    let pool = shared.pool();
+    let mut connection = shared.within(pool.acquire()).await?;
+    shared.within(postgres::count(&mut connection)).await
+}
+
+/// The server's code for a full disk.
+const DISK_FULL: &str = "53100";
+
+fn is_full(error: &sqlx::Error) -> bool {
+    error.as_database_error().and_then(|error| error.code()).as_deref() == Some(DISK_FULL)
+}
+
+/// An error with its causes, in one line.
+fn said(error: &sqlx::Error) -> String {
+    match error {
+        sqlx::Error::PoolTimedOut => "it does not answer".to_owned(),
+        sqlx::Error::Io(error) => error.to_string(),
+        other => settings::exit::in_one_line(other),
+    }
+}

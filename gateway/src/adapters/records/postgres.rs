@@ -1,0 +1,295 @@
+//! The tables in PostgreSQL, and what is said to it.
+//!
+//! Every change takes the next number from one row, which it holds until it is committed: so numbers are committed in their
+//! order, and whoever has seen number n has seen all before it. Beside the adapters stands the log of which name changed
+//! under which number. Its beginning is cut off; whoever is that far behind reads everything.
+
+use std::path::PathBuf;
+
+use ids::Generation;
+use sqlx::{
+    Connection as _, PgConnection, PgPool, Postgres, Row as _, Transaction,
+    postgres::{PgQueryResult, PgRow},
+};
+
+use super::{Changes, Scope};
+use crate::adapters::{
+    database::{Record, signed},
+    store::ContentId,
+};
+
+/// Where everybody is told that something has changed.
+pub(super) const CHANNEL: &str = "holobiont_registry";
+
+/// Changes whose names are kept.
+const KEPT_CHANGES: i64 = 10_000;
+
+/// Held while the layout is made: the first gateways of a fleet start together.
+const LAYOUT_LOCK: i64 = 0x686f_6c6f_6269_6f6e;
+
+/// Steps from nothing to the layout of today; the layout's number is how many were taken. Never edit one.
+const MIGRATIONS: &[&str] = &["CREATE TABLE holobiont_clock (
+        only_one BOOLEAN PRIMARY KEY DEFAULT TRUE CHECK (only_one),
+        change BIGINT NOT NULL
+    );
+    INSERT INTO holobiont_clock (change) VALUES (0);
+    CREATE TABLE holobiont_changes (number BIGINT PRIMARY KEY, name TEXT COLLATE \"C\" NOT NULL);
+    CREATE TABLE holobiont_adapters (
+        name TEXT COLLATE \"C\" PRIMARY KEY,
+        tenant TEXT,
+        content BYTEA NOT NULL CHECK (octet_length(content) = 32),
+        generation BYTEA NOT NULL CHECK (octet_length(generation) = 32),
+        rank BIGINT NOT NULL,
+        bytes BIGINT NOT NULL,
+        modules BIGINT NOT NULL,
+        draft_layers BIGINT NOT NULL,
+        source TEXT NOT NULL,
+        loaded_at BIGINT NOT NULL,
+        last_used_us BIGINT NOT NULL,
+        pinned BOOLEAN NOT NULL,
+        version BIGINT NOT NULL
+    );"];
+
+/// Why there is no change.
+#[derive(Debug)]
+pub(super) enum Broken {
+    /// Nothing has happened.
+    Before(sqlx::Error),
+    /// The answer to the commit did not come.
+    Committing(sqlx::Error),
+}
+
+/// The layout that is there, and the latest that is known here.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Newer {
+    pub(super) found: i64,
+    pub(super) known: i64,
+}
+
+/// Brings the layout up to date; `Ok(Err(..))` if it is of a later version.
+pub(super) async fn migrate(connection: &mut PgConnection) -> Result<Result<(), Newer>, sqlx::Error> {
+    let known = i64::try_from(MIGRATIONS.len()).unwrap_or(i64::MAX);
+    // Whoever may not make tables may still use them.
+    if layout(connection).await? == Some(known) {
+        return Ok(Ok(()));
+    }
+    let mut transaction = connection.begin().await?;
+    let lock = sqlx::query("SELECT pg_advisory_xact_lock($1)").bind(LAYOUT_LOCK);
+    lock.execute(&mut *transaction).await?;
+    let found = layout(&mut transaction).await?;
+    if found.is_none() {
+        let made = "CREATE TABLE holobiont_layout (number BIGINT NOT NULL); INSERT INTO holobiont_layout VALUES (0);";
+        sqlx::raw_sql(made).execute(&mut *transaction).await?;
+    }
+    let found = found.unwrap_or(0);
+    if found > known {
+        return Ok(Err(Newer { found, known }));
+    }
+    for step in MIGRATIONS.iter().skip(usize::try_from(found).unwrap_or(0)) {
+        sqlx::raw_sql(*step).execute(&mut *transaction).await?;
+    }
+    let numbered = sqlx::query("UPDATE holobiont_layout SET number = $1").bind(known);
+    numbered.execute(&mut *transaction).await?;
+    transaction.commit().await.map(Ok)
+}
+
+/// How many adapters there are; `None` where there are no tables.
+pub(super) async fn count(connection: &mut PgConnection) -> Result<Option<u64>, sqlx::Error> {
+    if layout(connection).await?.is_none() {
+        return Ok(None);
+    }
+    let count: i64 =
+        sqlx::query_scalar("SELECT COUNT(*) FROM holobiont_adapters").fetch_one(connection).await?;
+    Ok(Some(count.cast_unsigned()))
+}
+
+async fn layout(connection: &mut PgConnection) -> Result<Option<i64>, sqlx::Error> {
+    let there = sqlx::query_scalar("SELECT to_regclass('holobiont_layout') IS NOT NULL");
+    if !there.fetch_one(&mut *connection).await? {
+        return Ok(None);
+    }
+    sqlx::query_scalar("SELECT number FROM holobiont_layout").fetch_optional(connection).await
+}
+
+/// Registers an adapter in place of what had the version `over`, under a new number, which is its version. `None` if that is
+/// not what is there.
+pub(super) async fn put(pool: &PgPool, record: &Record, over: Option<u64>) -> Result<Option<u64>, Broken> {
+    let (mut transaction, number) = begin(pool).await?;
+    let done = write(&mut transaction, record, over, number).await.map_err(Broken::Before)?;
+    finish(transaction, number, &record.name, &done).await
+}
+
+/// Registers many adapters at once.
+pub(super) async fn put_all(pool: &PgPool, records: &[Record]) -> Result<(), Broken> {
+    let mut transaction = pool.begin().await.map_err(Broken::Before)?;
+    for record in records {
+        let number = next(&mut transaction).await.map_err(Broken::Before)?;
+        write(&mut transaction, record, None, number).await.map_err(Broken::Before)?;
+        log(&mut transaction, number, &record.name).await.map_err(Broken::Before)?;
+    }
+    transaction.commit().await.map_err(Broken::Committing)
+}
+
+/// Forgets an adapter; returns the change's number. `None` if `version` is not what is there.
+pub(super) async fn remove(pool: &PgPool, name: &str, version: u64) -> Result<Option<u64>, Broken> {
+    let (mut transaction, number) = begin(pool).await?;
+    let removed = sqlx::query("DELETE FROM holobiont_adapters WHERE name = $1 AND version = $2");
+    let removed = removed.bind(name).bind(signed(version)).execute(&mut *transaction).await;
+    finish(transaction, number, name, &removed.map_err(Broken::Before)?).await
+}
+
+/// Remembers whether an adapter is pinned; returns its new version. `None` if `version` is not what is there.
+pub(super) async fn set_pinned(
+    pool: &PgPool,
+    name: &str,
+    version: u64,
+    pinned: bool,
+) -> Result<Option<u64>, Broken> {
+    let (mut transaction, number) = begin(pool).await?;
+    let changed = sqlx::query(
+        "UPDATE holobiont_adapters SET pinned = $3, version = $4 WHERE name = $1 AND version = $2",
+    );
+    let changed = changed.bind(name).bind(signed(version)).bind(pinned).bind(number);
+    let changed = changed.execute(&mut *transaction).await.map_err(Broken::Before)?;
+    finish(transaction, number, name, &changed).await
+}
+
+/// Remembers when adapters were last used. That changes no version, and nobody is told.
+pub(super) async fn set_used(pool: &PgPool, used: &[(String, u64)]) -> Result<(), sqlx::Error> {
+    let (names, times): (Vec<&str>, Vec<i64>) =
+        used.iter().map(|(name, at_us)| (name.as_str(), signed(*at_us))).unzip();
+    let changed = sqlx::query(
+        "UPDATE holobiont_adapters SET last_used_us = GREATEST(last_used_us, used.at_us) \
+         FROM unnest($1::text[], $2::bigint[]) AS used (name, at_us) WHERE holobiont_adapters.name = used.name",
+    );
+    changed.bind(names).bind(times).execute(pool).await.map(drop)
+}
+
+/// Reads what has changed since number `last`; everything if that is not known, or too long ago.
+pub(super) async fn read(connection: &mut PgConnection, last: Option<u64>) -> Result<Changes, sqlx::Error> {
+    // Each is one statement, so it sees one moment.
+    const SINCE: &str = "SELECT clock.change AS clock, \
+         (SELECT MIN(number) FROM holobiont_changes) AS oldest, changed.name AS changed, adapter.* \
+         FROM holobiont_clock AS clock \
+         LEFT JOIN (SELECT DISTINCT name FROM holobiont_changes WHERE number > $1) AS changed ON TRUE \
+         LEFT JOIN holobiont_adapters AS adapter ON adapter.name = changed.name";
+    const WHOLE: &str = "SELECT clock.change AS clock, adapter.name AS changed, adapter.* \
+         FROM holobiont_clock AS clock LEFT JOIN holobiont_adapters AS adapter ON TRUE";
+    if let Some(last) = last.map(signed) {
+        let rows = sqlx::query(SINCE).bind(last).fetch_all(&mut *connection).await?;
+        let first = rows.first().ok_or(sqlx::Error::RowNotFound)?;
+        let (clock, oldest): (i64, Option<i64>) = (first.try_get("clock")?, first.try_get("oldest")?);
+        if clock >= last && oldest.is_none_or(|oldest| oldest <= last.saturating_add(1)) {
+            return changes(&rows, Scope::Since);
+        }
+    }
+    changes(&sqlx::query(WHOLE).fetch_all(connection).await?, Scope::Whole)
+}
+
+fn changes(rows: &[PgRow], scope: Scope) -> Result<Changes, sqlx::Error> {
+    let clock: i64 = rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get("clock")?;
+    let mut records = Vec::with_capacity(rows.len());
+    for row in rows {
+        // Of a registry without a change, or without an adapter, there is a row without a name.
+        if let Some(name) = row.try_get::<Option<String>, _>("changed")? {
+            let is_there = row.try_get::<Option<i64>, _>("version")?.is_some();
+            records.push((name, if is_there { Some(record(row)?) } else { None }));
+        }
+    }
+    Ok(Changes { number: clock.cast_unsigned(), scope, records })
+}
+
+/// A transaction that holds the next number.
+async fn begin(pool: &PgPool) -> Result<(Transaction<'static, Postgres>, i64), Broken> {
+    let mut transaction = pool.begin().await.map_err(Broken::Before)?;
+    let number = next(&mut transaction).await.map_err(Broken::Before)?;
+    Ok((transaction, number))
+}
+
+async fn next(connection: &mut PgConnection) -> Result<i64, sqlx::Error> {
+    let next = sqlx::query_scalar("UPDATE holobiont_clock SET change = change + 1 RETURNING change");
+    next.fetch_one(connection).await
+}
+
+/// Commits what was done to `name`, and has everybody told. `None` if nothing was done.
+async fn finish(
+    mut transaction: Transaction<'static, Postgres>,
+    number: i64,
+    name: &str,
+    done: &PgQueryResult,
+) -> Result<Option<u64>, Broken> {
+    if done.rows_affected() == 0 {
+        return Ok(None);
+    }
+    log(&mut transaction, number, name).await.map_err(Broken::Before)?;
+    transaction.commit().await.map_err(Broken::Committing)?;
+    Ok(Some(number.cast_unsigned()))
+}
+
+async fn log(connection: &mut PgConnection, number: i64, name: &str) -> Result<(), sqlx::Error> {
+    let logged = sqlx::query("INSERT INTO holobiont_changes (number, name) VALUES ($1, $2)");
+    logged.bind(number).bind(name).execute(&mut *connection).await?;
+    let cut = sqlx::query("DELETE FROM holobiont_changes WHERE number <= $1").bind(number - KEPT_CHANGES);
+    cut.execute(&mut *connection).await?;
+    // Those who listen hear of it when it is committed.
+    let told = sqlx::query("SELECT pg_notify($1, $2)").bind(CHANNEL).bind(number.to_string());
+    told.execute(connection).await.map(drop)
+}
+
+async fn write(
+    connection: &mut PgConnection,
+    record: &Record,
+    over: Option<u64>,
+    number: i64,
+) -> Result<PgQueryResult, sqlx::Error> {
+    const INSERT: &str = "INSERT INTO holobiont_adapters (name, tenant, content, generation, rank, bytes, modules, \
+         draft_layers, source, loaded_at, last_used_us, pinned, version) \
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13) ON CONFLICT DO NOTHING";
+    const REPLACE: &str = "UPDATE holobiont_adapters SET tenant = $2, content = $3, generation = $4, rank = $5, bytes = $6, \
+         modules = $7, draft_layers = $8, source = $9, loaded_at = $10, last_used_us = $11, pinned = $12, version = $13 \
+         WHERE name = $1 AND version = $14";
+    let put = sqlx::query(if over.is_some() { REPLACE } else { INSERT })
+        .bind(&record.name)
+        .bind(&record.tenant)
+        .bind(record.content.0.as_slice())
+        .bind(record.generation.0.as_slice())
+        .bind(i64::from(record.rank))
+        .bind(signed(record.bytes))
+        .bind(i64::from(record.modules))
+        .bind(i64::from(record.draft_layers))
+        .bind(record.source.display().to_string())
+        .bind(signed(record.loaded_at))
+        .bind(signed(record.last_used_us))
+        .bind(record.pinned)
+        .bind(number);
+    let put = if let Some(over) = over { put.bind(signed(over)) } else { put };
+    put.execute(connection).await
+}
+
+fn record(row: &PgRow) -> Result<Record, sqlx::Error> {
+    let hash = |column: &str| {
+        let bytes: Vec<u8> = row.try_get(column)?;
+        bytes.try_into().map_err(|_| sqlx::Error::Decode(format!("'{column}' has not 32 bytes").into()))
+    };
+    let count = |column: &str| {
+        let number: i64 = row.try_get(column)?;
+        u64::try_from(number).map_err(|error| sqlx::Error::Decode(error.into()))
+    };
+    let small =
+        |column: &str| u32::try_from(count(column)?).map_err(|error| sqlx::Error::Decode(error.into()));
+    Ok(Record {
+        name: row.try_get("name")?,
+        tenant: row.try_get("tenant")?,
+        content: ContentId(hash("content")?),
+        generation: Generation(hash("generation")?),
+        rank: small("rank")?,
+        bytes: count("bytes")?,
+        modules: small("modules")?,
+        draft_layers: small("draft_layers")?,
+        source: PathBuf::from(row.try_get::<String, _>("source")?),
+        loaded_at: count("loaded_at")?,
+        last_used_us: count("last_used_us")?,
+        pinned: row.try_get("pinned")?,
+        version: count("version")?,
+    })
+}

@@ -1,0 +1,194 @@
+//! A registry copied from one host to what many hosts share, or back. What it was copied from stays as it is: so each way can
+//! be gone back.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use ids::TenantId;
+
+use super::{
+    address::{AddressError, PostgresAddress, SCHEMES},
+    link::Shared,
+};
+use crate::adapters::{
+    database::{self, Database, DatabaseError, Lock, Record},
+    store::{BucketAddress, Store, StoreError},
+};
+
+/// Where a registry is.
+#[derive(Debug, Clone)]
+pub(crate) enum Location {
+    /// In the state directory of one host.
+    Host(PathBuf),
+    /// Where many hosts share it.
+    Shared(PostgresAddress),
+}
+
+/// Why a registry was not copied.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum TransferError {
+    /// From a host to a host, or from what is shared to what is shared.
+    #[error(
+        "one of --from and --to is a state directory, and the other postgres://USER@HOST/DATABASE; give one of each"
+    )]
+    SameKind,
+    /// Something would be mixed with what is there.
+    #[error("{to} has {found} adapters already, so nothing was copied; unload them, or name another place")]
+    NotEmpty {
+        /// What is not empty.
+        to: Location,
+        /// How many are there.
+        found: usize,
+    },
+    /// What was written is not what is read.
+    #[error("'{name}' is not in {to} as it was in {from}; empty {to} and copy again")]
+    Different {
+        /// The first that differs.
+        name: String,
+        /// Where it was read.
+        from: Location,
+        /// Where it was written.
+        to: Location,
+    },
+    /// An adapter's files cannot be copied.
+    #[error("the files of '{name}' cannot be copied: {cause}")]
+    Files {
+        /// Of which adapter.
+        name: String,
+        /// Why not.
+        cause: Box<StoreError>,
+    },
+    /// A registry cannot be read or written.
+    #[error(transparent)]
+    Database(#[from] DatabaseError),
+    /// The store cannot be used.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+impl Location {
+    /// An address of PostgreSQL, or a path.
+    pub(crate) fn parse(text: &str) -> Result<Self, AddressError> {
+        match SCHEMES.iter().any(|scheme| text.starts_with(scheme)) {
+            true => PostgresAddress::parse(text).map(Self::Shared),
+            false => Ok(Self::Host(PathBuf::from(text))),
+        }
+    }
+}
+
+impl fmt::Display for Location {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Host(state) => write!(f, "'{}'", state.display()),
+            Self::Shared(address) => write!(f, "{address}"),
+        }
+    }
+}
+
+/// An opened registry.
+enum Side {
+    Host(Database, #[expect(dead_code, reason = "held, not read")] Lock),
+    Shared(Box<Shared>),
+}
+
+impl Side {
+    /// Opens a registry and reads it. That of a host is made if it is not there and `missing` allows it.
+    async fn open(location: &Location, missing: Missing) -> Result<(Self, Vec<Record>), DatabaseError> {
+        match location {
+            Location::Host(state) => {
+                let lock = Lock::take(state).await?;
+                if missing == Missing::Made && !database::exists(state)? {
+                    database::create(state, &[]).await?;
+                }
+                let (database, records) = Database::open(state).await?;
+                Ok((Self::Host(database, lock), records))
+            }
+            Location::Shared(address) => {
+                let (shared, changes) = Shared::open(address.clone()).await?;
+                let records = changes.records.into_iter().filter_map(|(_, record)| record).collect();
+                Ok((Self::Shared(Box::new(shared)), records))
+            }
+        }
+    }
+
+    async fn fill(&self, records: &[Record]) -> Result<(), DatabaseError> {
+        match self {
+            Self::Host(database, _) => database.put_all(records).await,
+            Self::Shared(shared) => shared.fill(records).await,
+        }
+    }
+}
+
+/// What to do about a registry that is not there.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Missing {
+    Refused,
+    Made,
+}
+
+/// Copies a registry with its adapters' files, reads it again and compares; returns how many adapters it has.
+pub(crate) async fn transfer(
+    from: &Location,
+    to: &Location,
+    bucket: BucketAddress,
+    max_file_bytes: u64,
+) -> Result<usize, TransferError> {
+    let ((Location::Host(state), Location::Shared(_)) | (Location::Shared(_), Location::Host(state))) =
+        (from, to)
+    else {
+        return Err(TransferError::SameKind);
+    };
+    let (_source, records) = Side::open(from, Missing::Refused).await?;
+    let (target, there) = Side::open(to, Missing::Made).await?;
+    if !there.is_empty() {
+        return Err(TransferError::NotEmpty { to: to.clone(), found: there.len() });
+    }
+    copy_files(&records, to, state, bucket, max_file_bytes).await?;
+    target.fill(&records).await?;
+    drop(target);
+    let (_, written) = Side::open(to, Missing::Refused).await?;
+    compare(&records, written, from, to)?;
+    Ok(records.len())
+}
+
+async fn copy_files(
+    records: &[Record],
+    to: &Location,
+    state: &Path,
+    bucket: BucketAddress,
+    max_file_bytes: u64,
+) -> Result<(), TransferError> {
+    let store = Arc::new(Store::open(state, max_file_bytes)?.of_bucket(bucket, u64::MAX)?);
+    for record in records {
+        let owner = TenantId::of(record.tenant.as_deref());
+        let copied = match to {
+            Location::Shared(_) => store.publish(record.content).await,
+            Location::Host(_) => store.fetch(record.content, owner).await,
+        };
+        copied.map_err(|cause| TransferError::Files { name: record.name.clone(), cause: Box::new(cause) })?;
+    }
+    Ok(())
+}
+
+/// Versions are a registry's own; everything else is the same.
+fn compare(
+    records: &[Record],
+    written: Vec<Record>,
+    from: &Location,
+    to: &Location,
+) -> Result<(), TransferError> {
+    let mut written: BTreeMap<_, _> = written.into_iter().map(|one| (one.name.clone(), one)).collect();
+    let different =
+        |name: &str| TransferError::Different { name: name.to_owned(), from: from.clone(), to: to.clone() };
+    for record in records {
+        let found = written.remove(&record.name).map(|found| Record { version: record.version, ..found });
+        if found.as_ref() != Some(record) {
+            return Err(different(&record.name));
+        }
+    }
+    written.keys().next().map_or(Ok(()), |name| Err(different(name)))
+}

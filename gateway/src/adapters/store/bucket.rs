@@ -1,0 +1,348 @@
+//! The bucket that many hosts share, by S3's protocol.
+//!
+//! ```text
+//! PREFIX/<64 hexadecimal digits>/adapter_config.json, adapter_model.safetensors     or: adapter.gguf
+//! ```
+//!
+//! What is named after its content is never another: it may be written twice, and read in pieces. Whether what came is what
+//! was asked for is found out by whoever asked.
+
+use std::{
+    fmt,
+    io::SeekFrom,
+    path::Path as FilePath,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use futures::StreamExt as _;
+use object_store::{
+    BackoffConfig, GetOptions, GetRange, ObjectStore, ObjectStoreExt as _, PutPayload, RetryConfig,
+    WriteMultipart,
+    aws::{AmazonS3Builder, AmazonS3ConfigKey},
+    path::Path,
+};
+use tokio::{
+    fs::{File, OpenOptions},
+    io::{AsyncReadExt as _, AsyncSeekExt as _, AsyncWriteExt as _},
+    time::timeout,
+};
+
+use super::{
+    content::{self, ContentId},
+    transport::{PATIENCE, Transport},
+};
+use crate::adapters::jail::{CONFIG_FILE, GGUF_FILE, WEIGHT_FILE};
+
+/// What an address begins with.
+pub(crate) const SCHEME: &str = "s3://";
+/// How often a file is gone on with that broke off without having got any further.
+const ATTEMPTS: usize = 3;
+/// What is longer is sent in parts of this size.
+const PART_BYTES: usize = 8 << 20;
+/// Parts under way at once.
+const PARTS: usize = 4;
+
+/// Why the bucket did not do what was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum BucketError {
+    /// It says so, or cannot be reached.
+    #[error("the bucket {address} cannot be used now ({reason})")]
+    Refused {
+        /// Which bucket.
+        address: BucketAddress,
+        /// What it said.
+        reason: String,
+    },
+    /// It has nothing of that name.
+    #[error("the bucket {address} has no file '{path}'")]
+    Missing {
+        /// Which bucket.
+        address: BucketAddress,
+        /// What was asked for.
+        path: String,
+    },
+    /// A file there is longer than any may be.
+    #[error("'{path}' in the bucket {address} has {bytes} bytes, more than --max-adapter-file-bytes allows")]
+    TooLarge {
+        /// Which bucket.
+        address: BucketAddress,
+        /// The file.
+        path: String,
+        /// Its length.
+        bytes: u64,
+    },
+    /// A file of this host, which it is copied from or to.
+    #[error("a file of the store cannot be read or written here: {0}")]
+    File(#[from] std::io::Error),
+}
+
+/// A bucket, what all names in it begin with, and how to get in.
+#[derive(Clone, PartialEq, Eq)]
+pub struct BucketAddress {
+    bucket: String,
+    prefix: String,
+    /// Never shown: keys are among them.
+    settings: Vec<(AmazonS3ConfigKey, String)>,
+}
+
+impl BucketAddress {
+    /// Reads `s3://BUCKET/PREFIX`, and the variables that say where the bucket's server is and how to get in, as everybody
+    /// calls them: `AWS_ENDPOINT_URL`, `AWS_REGION`, `AWS_ACCESS_KEY_ID` and so on. `None` if it is no bucket.
+    #[must_use]
+    pub fn parse(text: &str, variables: impl IntoIterator<Item = (String, String)>) -> Option<Self> {
+        let (bucket, prefix) =
+            text.strip_prefix(SCHEME).map(|rest| rest.split_once('/').unwrap_or((rest, "")))?;
+        let plain = |text: &str| text.chars().all(|c| c.is_ascii_alphanumeric() || "._-/".contains(c));
+        let is_one = !bucket.is_empty() && plain(bucket) && plain(prefix);
+        let ours = variables.into_iter().filter(|(name, _)| name.starts_with("AWS_"));
+        let settings =
+            ours.filter_map(|(name, value)| Some((name.to_ascii_lowercase().parse().ok()?, value)));
+        is_one.then(|| Self {
+            bucket: bucket.to_owned(),
+            prefix: prefix.trim_matches('/').to_owned(),
+            settings: settings.collect(),
+        })
+    }
+}
+
+/// The environment, as far as it is text.
+pub(crate) fn environment() -> impl Iterator<Item = (String, String)> {
+    std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+}
+
+impl fmt::Display for BucketAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{SCHEME}{}/{}", self.bucket, self.prefix)
+    }
+}
+
+impl fmt::Debug for BucketAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "BucketAddress({self})")
+    }
+}
+
+/// See the module's description.
+#[derive(Debug)]
+pub(super) struct Bucket {
+    address: BucketAddress,
+    objects: Arc<dyn ObjectStore>,
+}
+
+impl Bucket {
+    /// The bucket at `address`. It is not looked at.
+    pub(super) fn open(address: BucketAddress) -> Result<Self, BucketError> {
+        let backoff = BackoffConfig { max_backoff: Duration::from_secs(1), ..BackoffConfig::default() };
+        let retry = RetryConfig { max_retries: 2, retry_timeout: 2 * PATIENCE, backoff };
+        let settings = AmazonS3Builder::new().with_http_connector(Transport).with_retry(retry);
+        let add = |settings: AmazonS3Builder, (key, value): &(_, String)| settings.with_config(*key, value);
+        let objects = address.settings.iter().fold(settings, add).with_bucket_name(&address.bucket).build();
+        let objects = objects.map_err(|error| refused(&address, &error))?;
+        Ok(Self { address, objects: Arc::new(objects) })
+    }
+
+    pub(super) fn address(&self) -> &BucketAddress {
+        &self.address
+    }
+
+    /// Writes a few bytes, reads them, and takes them away.
+    pub(super) async fn try_out(&self) -> Result<(), BucketError> {
+        const PROBE: &[u8] = b"holobiont";
+        let path = self.at(&format!("probe-{:016x}", crate::random::random_u64()));
+        let asked = async {
+            self.objects.put(&path, PutPayload::from_static(PROBE)).await?;
+            let read = self.objects.get(&path).await?.bytes().await?;
+            self.objects.delete(&path).await?;
+            Ok::<_, object_store::Error>(read == PROBE)
+        };
+        match asked.await {
+            Ok(true) => Ok(()),
+            Ok(false) => {
+                let reason = "it gives back other bytes than it was given".to_owned();
+                Err(BucketError::Refused { address: self.address.clone(), reason })
+            }
+            Err(error) => Err(self.failed(error)),
+        }
+    }
+
+    /// Brings the files in `directory` there. What may be there already is replaced: it may have rotted.
+    pub(super) async fn upload(&self, content: ContentId, directory: &FilePath) -> Result<(), BucketError> {
+        for name in content::names(directory) {
+            let (path, mut file) = (self.path(content, name), File::open(directory.join(name)).await?);
+            if file.metadata().await?.len() <= PART_BYTES as u64 {
+                let mut bytes = Vec::new();
+                file.read_to_end(&mut bytes).await?;
+                self.objects.put(&path, bytes.into()).await.map_err(|error| self.failed(error))?;
+            } else {
+                self.upload_parts(&path, file).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn upload_parts(&self, path: &Path, mut file: File) -> Result<(), BucketError> {
+        let failed = |error| self.failed(error);
+        let upload = self.objects.put_multipart(path).await.map_err(failed)?;
+        let mut parts = WriteMultipart::new_with_chunk_size(upload, PART_BYTES);
+        let mut chunk = vec![0; content::CHUNK_BYTES];
+        loop {
+            let sent = match file.read(&mut chunk).await {
+                Ok(0) => return parts.finish().await.map(drop).map_err(failed),
+                Ok(count) => parts
+                    .wait_for_capacity(PARTS)
+                    .await
+                    .map(|()| parts.write(&chunk[..count]))
+                    .map_err(failed),
+                Err(error) => Err(error.into()),
+            };
+            if let Err(error) = sent {
+                // Parts of nothing would be paid for.
+                let _ = parts.abort().await;
+                return Err(error);
+            }
+        }
+    }
+
+    /// Brings an adapter's files into `directory`, going on from what is there of them.
+    pub(super) async fn download(
+        &self,
+        content: ContentId,
+        directory: &FilePath,
+        max_file_bytes: u64,
+    ) -> Result<(), BucketError> {
+        match self.bytes_of(content, CONFIG_FILE, max_file_bytes).await {
+            Err(BucketError::Missing { .. }) => {
+                let bytes = self.bytes_of(content, GGUF_FILE, max_file_bytes).await?;
+                self.download_file(content, GGUF_FILE, bytes, directory).await
+            }
+            bytes => {
+                self.download_file(content, CONFIG_FILE, bytes?, directory).await?;
+                let bytes = self.bytes_of(content, WEIGHT_FILE, max_file_bytes).await?;
+                self.download_file(content, WEIGHT_FILE, bytes, directory).await
+            }
+        }
+    }
+
+    /// How long a file is.
+    async fn bytes_of(&self, content: ContentId, name: &str, limit: u64) -> Result<u64, BucketError> {
+        let path = self.path(content, name);
+        let bytes = self.objects.head(&path).await.map_err(|error| self.failed(error))?.size;
+        if bytes > limit {
+            return Err(BucketError::TooLarge {
+                address: self.address.clone(),
+                path: path.to_string(),
+                bytes,
+            });
+        }
+        Ok(bytes)
+    }
+
+    async fn download_file(
+        &self,
+        content: ContentId,
+        name: &str,
+        bytes: u64,
+        directory: &FilePath,
+    ) -> Result<(), BucketError> {
+        let path = self.path(content, name);
+        let mut file = OpenOptions::new();
+        let mut file = file.create(true).write(true).truncate(false).open(directory.join(name)).await?;
+        let mut have = file.metadata().await?.len();
+        if have > bytes {
+            file.set_len(0).await?;
+            have = 0;
+        }
+        let mut attempts = 0;
+        while have < bytes {
+            let before = have;
+            file.seek(SeekFrom::Start(have)).await?;
+            let ended = self.append(&path, &mut file, &mut have, bytes).await;
+            file.flush().await?;
+            attempts = if have > before { 0 } else { attempts + 1 };
+            match ended {
+                Err(error) if attempts >= ATTEMPTS => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads on from byte `have`, and counts it on, until the file is whole or breaks off.
+    async fn append(
+        &self,
+        path: &Path,
+        file: &mut File,
+        have: &mut u64,
+        bytes: u64,
+    ) -> Result<(), BucketError> {
+        let options = GetOptions { range: Some(GetRange::Bounded(*have..bytes)), ..GetOptions::default() };
+        let found = self.objects.get_opts(path, options).await.map_err(|error| self.failed(error))?;
+        let (mut stream, started) = (found.into_stream(), Instant::now());
+        loop {
+            match timeout(PATIENCE, stream.next()).await {
+                Ok(Some(Ok(chunk))) if chunk.len() as u64 <= bytes - *have => {
+                    file.write_all(&chunk).await?;
+                    *have += chunk.len() as u64;
+                }
+                Ok(Some(Ok(_))) => return Err(self.broken("it sends more than was asked for")),
+                Ok(Some(Err(error))) => return Err(self.failed(error)),
+                Ok(None) if *have == bytes => return Ok(()),
+                Ok(None) => return Err(self.broken("it breaks off")),
+                Err(_) => return Err(self.broken(&format!("silent after {} s", started.elapsed().as_secs()))),
+            }
+        }
+    }
+
+    fn path(&self, content: ContentId, name: &str) -> Path {
+        self.at(&format!("{content}/{name}"))
+    }
+
+    fn at(&self, inside: &str) -> Path {
+        Path::from(format!("{}/{inside}", self.address.prefix))
+    }
+
+    fn broken(&self, reason: &str) -> BucketError {
+        BucketError::Refused { address: self.address.clone(), reason: reason.to_owned() }
+    }
+
+    fn failed(&self, error: object_store::Error) -> BucketError {
+        match error {
+            object_store::Error::NotFound { path, .. } => {
+                BucketError::Missing { address: self.address.clone(), path }
+            }
+            error => refused(&self.address, &error),
+        }
+    }
+}
+
+fn refused(address: &BucketAddress, error: &object_store::Error) -> BucketError {
+    BucketError::Refused { address: address.clone(), reason: settings::exit::in_one_line(error) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bucket_is_named_with_or_without_a_prefix_and_nothing_else_is_one() {
+        let shown = |text| BucketAddress::parse(text, []).map(|address| address.to_string());
+        assert_eq!(shown("s3://fleet/adapters/eu/").as_deref(), Some("s3://fleet/adapters/eu"));
+        assert_eq!(shown("s3://fleet").as_deref(), Some("s3://fleet/"));
+        for text in
+            ["", "s3://", "s3:///x", "fleet", "https://fleet/x", "s3://fl eet", "s3://key:secret@fleet/x"]
+        {
+            assert_eq!(shown(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn keys_come_from_the_usual_variables_and_are_never_shown() {
+        let variables = [("AWS_SECRET_ACCESS_KEY", "secret"), ("AWS_NONSENSE", "x"), ("HOME", "y")];
+        let variables = variables.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        let address = BucketAddress::parse("s3://fleet", variables).unwrap();
+        assert_eq!(address.settings, [(AmazonS3ConfigKey::SecretAccessKey, "secret".to_owned())]);
+        assert_eq!(format!("{address:?} {address}"), "BucketAddress(s3://fleet/) s3://fleet/");
+    }
+}

@@ -1,0 +1,167 @@
+//! What of a bucket lies on this host, and what goes when its room is used up: what was used least recently, but nothing that
+//! is held or kept resident.
+
+use std::{
+    collections::{HashMap, HashSet, hash_map::Entry},
+    sync::{Arc, Mutex},
+};
+
+use super::content::ContentId;
+use crate::lock::lock;
+
+/// See the module's description.
+#[derive(Debug)]
+pub(super) struct Cache {
+    budget_bytes: u64,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    contents: HashMap<ContentId, Cached>,
+    /// Contents that are held, whatever became of them since; none is zero.
+    holders: HashMap<ContentId, usize>,
+    /// Counts uses.
+    now: u64,
+    /// Contents on their way; whoever else wants one waits for it.
+    gates: HashMap<ContentId, Arc<tokio::sync::Mutex<()>>>,
+}
+
+#[derive(Debug)]
+struct Cached {
+    bytes: u64,
+    used: u64,
+}
+
+/// Keeps a content on this host as long as it lives.
+#[derive(Debug)]
+pub(crate) struct Held(Option<(Arc<Cache>, ContentId)>);
+
+impl Held {
+    /// Of a store that is no cache: there nothing goes by itself.
+    pub(super) fn by_nobody() -> Self {
+        Self(None)
+    }
+
+    /// True if what is held here can be fetched again.
+    pub(crate) fn is_of_bucket(&self) -> bool {
+        self.0.is_some()
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if let Some((cache, content)) = &self.0
+            && let Entry::Occupied(mut holders) = lock(&cache.state).holders.entry(*content)
+        {
+            *holders.get_mut() -= 1;
+            if *holders.get() == 0 {
+                holders.remove();
+            }
+        }
+    }
+}
+
+impl Cache {
+    /// A cache that holds `found`, the least recently used first.
+    pub(super) fn new(budget_bytes: u64, found: impl IntoIterator<Item = (ContentId, u64)>) -> Self {
+        let cache = Self { budget_bytes, state: Mutex::default() };
+        for (content, bytes) in found {
+            cache.add(content, bytes);
+        }
+        cache
+    }
+
+    /// A content has come.
+    pub(super) fn add(&self, content: ContentId, bytes: u64) {
+        let mut state = lock(&self.state);
+        state.now += 1;
+        let used = state.now;
+        state.contents.entry(content).or_insert(Cached { bytes, used }).used = used;
+    }
+
+    /// A content is gone.
+    pub(super) fn forget(&self, content: ContentId) {
+        lock(&self.state).contents.remove(&content);
+    }
+
+    /// Holds a content, if it is here.
+    pub(super) fn hold(self: &Arc<Self>, content: ContentId) -> Option<Held> {
+        let mut state = lock(&self.state);
+        state.now += 1;
+        let used = state.now;
+        state.contents.get_mut(&content)?.used = used;
+        *state.holders.entry(content).or_default() += 1;
+        Some(Held(Some((Arc::clone(self), content))))
+    }
+
+    /// Bytes that lie here.
+    pub(super) fn bytes(&self) -> u64 {
+        lock(&self.state).bytes()
+    }
+
+    /// What has to go so that what lies here fits the budget; it is forgotten, and `take` takes it away, before anybody can ask
+    /// for it again.
+    pub(super) fn evict(&self, keep: &HashSet<ContentId>, mut take: impl FnMut(ContentId)) -> usize {
+        let mut state = lock(&self.state);
+        let mut evicted = 0;
+        while state.bytes() > self.budget_bytes {
+            let is_free = |id: &ContentId| !state.holders.contains_key(id) && !keep.contains(id);
+            let free = state.contents.iter().filter(|(id, _)| is_free(id));
+            let Some(oldest) = free.min_by_key(|(_, one)| one.used).map(|(id, _)| *id) else { break };
+            state.contents.remove(&oldest);
+            take(oldest);
+            evicted += 1;
+        }
+        evicted
+    }
+
+    /// Who has the gate of a content brings it.
+    pub(super) fn gate(&self, content: ContentId) -> Arc<tokio::sync::Mutex<()>> {
+        let mut state = lock(&self.state);
+        // One that nobody has is nobody's.
+        state.gates.retain(|_, gate| Arc::strong_count(gate) > 1);
+        Arc::clone(state.gates.entry(content).or_default())
+    }
+}
+
+impl State {
+    fn bytes(&self) -> u64 {
+        self.contents.values().map(|cached| cached.bytes).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id(number: u8) -> ContentId {
+        ContentId([number; 32])
+    }
+
+    fn evicted(cache: &Cache, keep: &[u8]) -> Vec<u8> {
+        let mut gone = Vec::new();
+        cache.evict(&keep.iter().map(|number| id(*number)).collect(), |content| gone.push(content.0[0]));
+        gone
+    }
+
+    #[test]
+    fn what_was_used_least_recently_goes_first_and_what_is_held_or_kept_stays() {
+        let cache = Arc::new(Cache::new(30, [(id(1), 10), (id(2), 10), (id(3), 10)]));
+        assert_eq!(evicted(&cache, &[]), [0; 0]);
+        drop(cache.hold(id(1)));
+        cache.add(id(4), 10);
+        assert_eq!(evicted(&cache, &[]), [2]);
+        let held = cache.hold(id(3)).unwrap();
+        cache.add(id(5), 20);
+        assert_eq!(evicted(&cache, &[1]), [4, 5], "what was just brought may go too, if nobody holds it");
+        cache.forget(id(3));
+        cache.add(id(3), 10);
+        assert_eq!(evicted(&cache, &[1, 5]), [0; 0], "who holds what came again still holds it");
+        drop(held);
+        cache.add(id(6), 30);
+        assert_eq!(evicted(&cache, &[6]), [1, 3]);
+        assert!(cache.hold(id(1)).is_none() && cache.hold(id(6)).is_some());
+        assert_eq!(cache.bytes(), 30);
+    }
+}

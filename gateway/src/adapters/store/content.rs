@@ -1,0 +1,79 @@
+//! What files are called by: a hash of their owner and of all that is in them.
+
+use std::{
+    fmt,
+    fs::File,
+    io::{self, Read as _},
+    path::Path,
+};
+
+use ids::TenantId;
+
+use crate::adapters::jail::{CONFIG_FILE, GGUF_FILE, WEIGHT_FILE};
+
+/// Bytes read at once.
+pub(super) const CHUNK_BYTES: usize = 1 << 20;
+
+/// H(owner, names, lengths and bytes of an adapter's files).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ContentId(pub [u8; 32]);
+
+impl fmt::Display for ContentId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&blake3::Hash::from_bytes(self.0).to_hex())
+    }
+}
+
+impl fmt::Debug for ContentId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ContentId({self:.12})")
+    }
+}
+
+/// Hashes an adapter, file by file.
+#[derive(Debug)]
+pub(super) struct ContentHasher(blake3::Hasher);
+
+impl ContentHasher {
+    /// Of an adapter of `owner` that has so many files.
+    pub(super) fn new(owner: TenantId, files: usize) -> Self {
+        let mut hasher = blake3::Hasher::new_derive_key("holobiont 2026 adapter files v1");
+        hasher.update(&owner.0).update(&(files as u64).to_le_bytes());
+        Self(hasher)
+    }
+
+    /// The next file: its name, its length, and the hash of what is in it.
+    pub(super) fn add(&mut self, name: &str, bytes: u64, hash: &blake3::Hash) {
+        self.0.update(name.as_bytes()).update(&[0]).update(&bytes.to_le_bytes());
+        self.0.update(hash.as_bytes());
+    }
+
+    pub(super) fn finish(&self) -> ContentId {
+        ContentId(*self.0.finalize().as_bytes())
+    }
+}
+
+/// Names of the files in `directory`, in the order in which they are hashed.
+pub(super) fn names(directory: &Path) -> &'static [&'static str] {
+    if directory.join(GGUF_FILE).exists() { &[GGUF_FILE] } else { &[CONFIG_FILE, WEIGHT_FILE] }
+}
+
+/// What the files in `directory` are if they are `owner`'s, and their bytes. May block.
+pub(super) fn of_directory(directory: &Path, owner: TenantId) -> io::Result<(ContentId, u64)> {
+    let names = names(directory);
+    let (mut hasher, mut sum, mut chunk) = (ContentHasher::new(owner, names.len()), 0, vec![0; CHUNK_BYTES]);
+    for name in names {
+        let (mut file, mut own, mut bytes) = (File::open(directory.join(name))?, blake3::Hasher::new(), 0);
+        loop {
+            let count = file.read(&mut chunk)?;
+            if count == 0 {
+                break;
+            }
+            own.update(&chunk[..count]);
+            bytes += count as u64;
+        }
+        hasher.add(name, bytes, &own.finalize());
+        sum += bytes;
+    }
+    Ok((hasher.finish(), sum))
+}

@@ -1,0 +1,176 @@
+//! What is needed on this host brought from the bucket, and what came in brought there.
+
+use std::{
+    collections::HashSet,
+    fs::{self, DirBuilder},
+    os::unix::fs::DirBuilderExt as _,
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::SystemTime,
+};
+
+use ids::TenantId;
+
+use super::{
+    INCOMING, PARTIAL, Remote, Store, StoreError,
+    bucket::{Bucket, BucketAddress},
+    cache::{Cache, Held},
+    content::{self, ContentId},
+    failed, remove,
+};
+use crate::{random::random_u64, thread};
+
+/// How often a content is fetched that is not what it should be.
+const ATTEMPTS: usize = 2;
+
+/// What is counted of a bucket.
+#[derive(Debug, Default)]
+pub(super) struct Counters {
+    fetched: AtomicU64,
+    failed: AtomicU64,
+    damaged: AtomicU64,
+    evicted: AtomicU64,
+}
+
+/// The counters at one moment, and what lies here.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FetchFigures {
+    /// Which bucket.
+    pub address: BucketAddress,
+    /// Contents that came.
+    pub fetched: u64,
+    /// Contents that did not.
+    pub failed: u64,
+    /// Those that came and were not what they should be.
+    pub damaged: u64,
+    /// Contents that made room for others here.
+    pub evicted: u64,
+    /// Bytes that lie here.
+    pub cached_bytes: u64,
+}
+
+impl Store {
+    /// The same store as the cache of a bucket, with room for `budget_bytes`. May block.
+    ///
+    /// # Errors
+    /// If what lies here cannot be listed, or nothing can be asked of any bucket.
+    pub fn of_bucket(mut self, address: BucketAddress, budget_bytes: u64) -> Result<Self, StoreError> {
+        let cache = Arc::new(Cache::new(budget_bytes, found(&self.directory)?));
+        let remote = Remote { bucket: Bucket::open(address)?, cache, figures: Counters::default() };
+        self.remote = Some(Arc::new(remote));
+        Ok(self)
+    }
+
+    /// Whether a content lies here.
+    #[must_use]
+    pub fn has(&self, content: ContentId) -> bool {
+        self.directory(content).exists()
+    }
+
+    /// What is counted, if there is a bucket.
+    #[must_use]
+    pub fn fetch_figures(&self) -> Option<FetchFigures> {
+        let Remote { bucket, cache, figures } = &**self.remote.as_ref()?;
+        Some(FetchFigures {
+            address: bucket.address().clone(),
+            fetched: figures.fetched.load(Relaxed),
+            failed: figures.failed.load(Relaxed),
+            damaged: figures.damaged.load(Relaxed),
+            evicted: figures.evicted.load(Relaxed),
+            cached_bytes: cache.bytes(),
+        })
+    }
+
+    /// Brings a content that lies here to the bucket, if there is one; it stays here as long as what is returned lives.
+    pub(crate) async fn publish(&self, content: ContentId) -> Result<Held, StoreError> {
+        let Some(remote) = &self.remote else { return Ok(Held::by_nobody()) };
+        let held = remote.cache.hold(content);
+        remote.bucket.upload(content, &self.directory(content)).await?;
+        Ok(held.unwrap_or_else(Held::by_nobody))
+    }
+
+    /// Brings a content of `owner` here if it does not lie here yet. It stays as long as what is returned lives.
+    pub(crate) async fn fetch(&self, content: ContentId, owner: TenantId) -> Result<Held, StoreError> {
+        let Some(remote) = &self.remote else { return Ok(Held::by_nobody()) };
+        let gate = remote.cache.gate(content);
+        let _turn = gate.lock().await;
+        if let Some(held) = remote.cache.hold(content) {
+            return Ok(held);
+        }
+        let fetched = self.bring(remote, content, owner).await;
+        let counted = if fetched.is_ok() { &remote.figures.fetched } else { &remote.figures.failed };
+        counted.fetch_add(1, Relaxed);
+        fetched
+    }
+
+    async fn bring(&self, remote: &Remote, content: ContentId, owner: TenantId) -> Result<Held, StoreError> {
+        let partial = self.directory.join(format!("{PARTIAL}{content}"));
+        for _ in 0..ATTEMPTS {
+            let made = DirBuilder::new().recursive(true).mode(0o700).create(&partial);
+            made.map_err(failed("creating", &partial))?;
+            remote.bucket.download(content, &partial, self.max_file_bytes).await?;
+            let Some(bytes) = whole(partial.clone(), content, owner).await? else {
+                tracing::error!(%content, bucket = %remote.bucket.address(), "what came is not what it is called");
+                remote.figures.damaged.fetch_add(1, Relaxed);
+                continue;
+            };
+            let path = self.directory(content);
+            fs::rename(&partial, &path).map_err(failed("renaming", &path))?;
+            remote.cache.add(content, bytes);
+            if let Some(held) = remote.cache.hold(content) {
+                return Ok(held);
+            }
+        }
+        Err(StoreError::Damaged(remote.bucket.address().clone()))
+    }
+
+    /// Lets contents go that are beyond the cache's budget, but for those in `keep`. May block.
+    pub(crate) fn trim(&self, keep: &HashSet<ContentId>) {
+        let Some(remote) = &self.remote else { return };
+        let mut gone = Vec::new();
+        let evicted = remote.cache.evict(keep, |content| {
+            let path = self.directory.join(format!("{INCOMING}{:016x}", random_u64()));
+            if fs::rename(self.directory(content), &path).is_ok() {
+                gone.push(path);
+            }
+        });
+        remote.figures.evicted.fetch_add(evicted as u64, Relaxed);
+        gone.iter().for_each(|path| remove(path));
+    }
+}
+
+/// The bytes of what came, if it is `content`; otherwise it is gone.
+async fn whole(partial: PathBuf, content: ContentId, owner: TenantId) -> Result<Option<u64>, StoreError> {
+    let looked_at = thread::run("adapter-check", move || {
+        let (found, bytes) = content::of_directory(&partial, owner).map_err(failed("reading", &partial))?;
+        if found == content {
+            return Ok(Some(bytes));
+        }
+        remove(&partial);
+        Ok(None)
+    });
+    looked_at.await.map_err(|error| StoreError::Stopped(error.to_string()))?
+}
+
+/// Contents in `directory` with their bytes, the oldest first.
+fn found(directory: &Path) -> Result<Vec<(ContentId, u64)>, StoreError> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(directory).map_err(failed("listing", directory))? {
+        let entry = entry.map_err(failed("listing", directory))?;
+        let Some(content) = entry.file_name().to_str().and_then(content_of) else { continue };
+        let changed = entry.metadata().and_then(|about| about.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
+        let files = fs::read_dir(entry.path()).into_iter().flatten().flatten();
+        let bytes = files.filter_map(|file| file.metadata().ok()).map(|about| about.len()).sum::<u64>();
+        found.push((changed, content, bytes));
+    }
+    found.sort_unstable();
+    Ok(found.into_iter().map(|(_, content, bytes)| (content, bytes)).collect())
+}
+
+/// The content that is called so.
+pub(super) fn content_of(name: &str) -> Option<ContentId> {
+    blake3::Hash::from_hex(name).ok().map(|hash| ContentId(*hash.as_bytes()))
+}

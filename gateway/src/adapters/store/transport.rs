@@ -1,0 +1,61 @@
+//! HTTP towards a bucket: what `object_store` asks, over the TLS that every process here uses.
+
+use std::time::Duration;
+
+use http_body_util::BodyExt as _;
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::{
+    client::legacy::{Client, connect::HttpConnector as TcpConnector},
+    rt::TokioExecutor,
+};
+use object_store::{
+    ClientOptions,
+    client::{
+        HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpRequestBody, HttpResponse,
+        HttpResponseBody, HttpService,
+    },
+};
+use tls::client::TlsFiles;
+use tokio::time::timeout;
+
+type Connections = Client<HttpsConnector<TcpConnector>, HttpRequestBody>;
+
+/// How long the bucket may be silent.
+pub(super) const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Makes the client of a bucket.
+#[derive(Debug)]
+pub(super) struct Transport;
+
+/// Connections that are kept for the next request.
+#[derive(Debug)]
+struct Service(Connections);
+
+impl HttpConnector for Transport {
+    fn connect(&self, _options: &ClientOptions) -> object_store::Result<HttpClient> {
+        let trusted = tls::client::config(&TlsFiles::default());
+        let trusted =
+            trusted.map_err(|error| object_store::Error::Generic { store: "S3", source: error.into() })?;
+        let mut tcp = TcpConnector::new();
+        tcp.set_connect_timeout(Some(PATIENCE));
+        tcp.enforce_http(false);
+        let connector = HttpsConnectorBuilder::new().with_tls_config(trusted).https_or_http().enable_http1();
+        let client = Client::builder(TokioExecutor::new()).build(connector.wrap_connector(tcp));
+        Ok(HttpClient::new(Service(client)))
+    }
+}
+
+#[async_trait::async_trait]
+impl HttpService for Service {
+    /// The head of the answer; its body comes as it is read.
+    async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        let answer = timeout(PATIENCE, self.0.request(request)).await;
+        let answer = answer.map_err(|elapsed| HttpError::new(HttpErrorKind::Timeout, elapsed))?;
+        let answer = answer.map_err(|error| {
+            let kind = if error.is_connect() { HttpErrorKind::Connect } else { HttpErrorKind::Request };
+            HttpError::new(kind, error)
+        })?;
+        let body = |error| HttpError::new(HttpErrorKind::Interrupted, error);
+        Ok(answer.map(|answer| HttpResponseBody::new(answer.map_err(body))))
+    }
+}

@@ -1,0 +1,124 @@
+//! `gateway registry`: what the command `holobiont` has this program do, which can reach registries and buckets.
+
+use std::io::{self, Write as _};
+
+use clap::Parser;
+use settings::ByteCount;
+
+use crate::adapters::{
+    BucketAddress, PostgresAddress,
+    database::DatabaseError,
+    records::{
+        address::AddressError,
+        link,
+        transfer::{Location, TransferError, transfer},
+    },
+    store::{self, StoreError, bucket::environment},
+};
+
+/// Looks at what many hosts share, or copies a registry there or back.
+#[derive(Debug, Parser)]
+#[command(name = "gateway registry", version)]
+pub enum Task {
+    /// Says what is there, and changes nothing
+    Check {
+        /// The registry, as `[gateway] registry` names it
+        #[arg(long, value_name = "URL")]
+        registry: Option<String>,
+        /// The bucket, as `[gateway] store` names it
+        #[arg(long, value_name = "URL")]
+        store: Option<String>,
+    },
+    /// Copies a registry with its adapters
+    Move {
+        /// A state directory, or postgres://USER@HOST/DATABASE
+        #[arg(long, value_name = "DIR_OR_URL")]
+        from: String,
+        /// The other of the two, and empty
+        #[arg(long, value_name = "DIR_OR_URL")]
+        to: String,
+        /// The bucket that the adapters' files go to, or come from
+        #[arg(long, value_name = "URL")]
+        store: String,
+        /// Longest file of an adapter
+        #[arg(long, value_name = "N", default_value = "2GiB")]
+        max_adapter_file_bytes: ByteCount,
+    },
+}
+
+/// Why a task was not done.
+#[derive(Debug, thiserror::Error)]
+pub enum TaskError {
+    /// An address is none.
+    #[error("the registry's address cannot be used: {0}")]
+    Address(#[from] AddressError),
+    /// Not a bucket.
+    #[error("'{0}' is no bucket; write s3://BUCKET/PREFIX")]
+    Store(String),
+    /// The registry cannot be read.
+    #[error(transparent)]
+    Registry(#[from] DatabaseError),
+    /// The bucket cannot be used.
+    #[error("{0}; check its name and the AWS_... variables")]
+    Bucket(#[source] StoreError),
+    /// The registry was not copied.
+    #[error("{0}")]
+    Transfer(String),
+    /// The system refused something basic.
+    #[error("starting threads failed: {0}")]
+    System(#[from] io::Error),
+}
+
+impl From<TransferError> for TaskError {
+    fn from(error: TransferError) -> Self {
+        Self::Transfer(error.to_string())
+    }
+}
+
+/// Does it, and says on standard output what came of it.
+///
+/// # Errors
+/// Whatever keeps it from being done.
+pub fn run(task: Task) -> Result<(), TaskError> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    for said in runtime.block_on(done(task))? {
+        writeln!(io::stdout(), "{said}")?;
+    }
+    Ok(())
+}
+
+async fn done(task: Task) -> Result<Vec<String>, TaskError> {
+    let mut said = Vec::new();
+    match task {
+        Task::Check { registry, store } => {
+            if let Some(registry) = registry {
+                said.push(look_at_registry(PostgresAddress::parse(&registry)?).await?);
+            }
+            if let Some(store) = store {
+                said.push(look_at_store(bucket(&store)?).await?);
+            }
+        }
+        Task::Move { from, to, store, max_adapter_file_bytes } => {
+            let (from, to) = (Location::parse(&from)?, Location::parse(&to)?);
+            let count = transfer(&from, &to, bucket(&store)?, max_adapter_file_bytes.0).await?;
+            said.push(format!("{count} adapters copied from {from} to {to}, read again and compared"));
+        }
+    }
+    Ok(said)
+}
+
+async fn look_at_registry(address: PostgresAddress) -> Result<String, TaskError> {
+    Ok(match link::look(&address).await? {
+        Some(count) => format!("{address}: {count} adapters"),
+        None => format!("{address}: no registry yet; the first gateway makes it"),
+    })
+}
+
+async fn look_at_store(address: BucketAddress) -> Result<String, TaskError> {
+    store::try_out(&address).await.map_err(|error| TaskError::Bucket(error.into()))?;
+    Ok(format!("{address}: written, read and removed a few bytes"))
+}
+
+fn bucket(text: &str) -> Result<BucketAddress, TaskError> {
+    BucketAddress::parse(text, environment()).ok_or_else(|| TaskError::Store(text.to_owned()))
+}

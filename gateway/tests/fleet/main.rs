@@ -1,0 +1,16 @@
+//! Registries of several gateways over one real PostgreSQL and one real S3 server, in front of executors that hold few
+//! adapters: what one changes the others have, and what becomes of it when servers fail.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+#[path = "../registry/fake_executor.rs"]
+#[allow(dead_code, reason = "the tests of the registry use all of it")]
+mod fake_executor;
+#[path = "../../../tests/src/servers/mod.rs"]
+#[allow(dead_code, unreachable_pub, reason = "the tests of deployments use all of it")]
+mod servers;
+mod support;
+
+mod files;
+mod names;
+mod outages;

@@ -1,0 +1,155 @@
+//! Hosts of a fleet, each a registry with an executor, and what they share.
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use gateway::{
+    adapters::{
+        AdapterError, BucketAddress, Entry, Fleet, LoadRequest, Options, PostgresAddress, Registry, Replace,
+        ResidencyError,
+    },
+    caller::{Caller, Role},
+    executor::{Common, Door, Executor, ExecutorLimits, link::Link},
+    executors::{Executors, ONLY},
+    limits::KeyLimit,
+};
+use patience::WATCHDOG;
+use tempfile::TempDir;
+
+use crate::{
+    fake_executor::FakeExecutor,
+    servers::{postgres::Postgres, s3::Bucket},
+};
+
+/// What the base model is called.
+const BASE: &str = "base";
+/// Adapters that each executor holds.
+const ROOM: u64 = 2;
+/// Weights are at least so long: what is shorter is no file to the wire.
+pub(crate) const FILE_BYTES: usize = 8192;
+
+/// One host of a fleet.
+pub(crate) struct Host {
+    pub(crate) directory: TempDir,
+    pub(crate) fake: FakeExecutor,
+    pub(crate) registry: Arc<Registry>,
+}
+
+impl Host {
+    /// A host that has nothing yet.
+    pub(crate) async fn new(postgres: &Postgres, bucket: &Bucket) -> Self {
+        Self::with_cache(postgres, bucket, 1 << 30).await
+    }
+
+    /// The same, with room for so many bytes of the bucket's files.
+    pub(crate) async fn with_cache(postgres: &Postgres, bucket: &Bucket, cache_bytes: u64) -> Self {
+        Self::at(tempfile::tempdir().unwrap(), postgres, bucket, cache_bytes).await
+    }
+
+    /// A host with what is in `directory`.
+    pub(crate) async fn at(
+        directory: TempDir,
+        postgres: &Postgres,
+        bucket: &Bucket,
+        cache_bytes: u64,
+    ) -> Self {
+        let path = directory.path();
+        std::fs::create_dir_all(path.join("root")).unwrap();
+        let fake = FakeExecutor::start(&path.join("socket"), ROOM, Duration::ZERO).await;
+        let limits = ExecutorLimits { max_sequences: 16, silence: Duration::from_secs(30) };
+        let common = Common::default();
+        let executor = Executor::connect(Door::Socket(path.join("socket")), limits, common.clone());
+        let executors = Executors::of([(ONLY.to_owned(), executor.clone())], &common);
+        let options = Options {
+            state: path.join("state"),
+            adapter_root: path.join("root").canonicalize().unwrap(),
+            max_adapters: 2000,
+            max_adapter_file_bytes: 64 << 20,
+            fleet: Some(fleet(postgres, bucket, cache_bytes)),
+        };
+        let registry = Registry::open(executors, options).await.unwrap();
+        let mut link = executor.link();
+        let up = link.wait_for(|link| matches!(link, Link::Up { .. }));
+        drop(tokio::time::timeout(WATCHDOG, up).await.expect("a connection").unwrap());
+        assert!(registry.restore(0, &[], BASE).await);
+        Self { directory, fake, registry }
+    }
+
+    /// Registers an adapter, whatever had its name.
+    pub(crate) async fn load(&self, name: &str, weights: &str) -> Result<Arc<Entry>, AdapterError> {
+        self.registry.load(self.request(name, weights), BASE).await
+    }
+
+    pub(crate) fn request(&self, name: &str, weights: &str) -> LoadRequest {
+        let path = self.files(name, long(weights).as_bytes());
+        LoadRequest { name: name.to_owned(), path, replace: Replace::Always, tenant: None, pinned: None }
+    }
+
+    /// Puts an adapter into this host's root.
+    pub(crate) fn files(&self, name: &str, weights: &[u8]) -> PathBuf {
+        let path = self.directory.path().join("root").join(name);
+        std::fs::create_dir_all(&path).unwrap();
+        std::fs::write(path.join("adapter_config.json"), "{}").unwrap();
+        std::fs::write(path.join("adapter_model.safetensors"), weights).unwrap();
+        path
+    }
+
+    /// Brings an adapter into this host's executor, as a request does.
+    pub(crate) async fn ask(&self, name: &str) -> Result<(), ResidencyError> {
+        let admin = Caller { tenant: "operator".into(), role: Role::Admin, limit: KeyLimit::new(None) };
+        let lease = self.registry.lease(name, &admin).unwrap().expect("it is registered");
+        self.registry.bring(&lease, 0).await.map(drop)
+    }
+
+    /// What was loaded here last.
+    pub(crate) fn loaded(&self) -> Option<String> {
+        self.fake.loads().last().map(|weights| weights.trim().to_owned())
+    }
+
+    /// The generation that a name stands for here.
+    pub(crate) fn stands_for(&self, name: &str) -> Option<String> {
+        self.registry.entries().get(name).map(|entry| entry.record.generation.to_string())
+    }
+
+    /// Every name with its generation and whether it is pinned.
+    pub(crate) fn all(&self) -> Vec<(String, String, bool)> {
+        let entries = self.registry.entries();
+        let told = |entry: &Arc<Entry>| entry.record.generation.to_string();
+        entries.iter().map(|(name, entry)| (name.clone(), told(entry), entry.is_pinned())).collect()
+    }
+
+    /// Waits until a name stands for the same here as there.
+    pub(crate) async fn hears(&self, of: &Self, name: &str) {
+        let heard = || self.stands_for(name) == of.stands_for(name);
+        eventually("another host hears of it", heard).await;
+    }
+
+    /// Names of the contents that lie on this host.
+    pub(crate) fn stored(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(self.directory.path().join("state/adapters")).unwrap();
+        let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        names.filter(|name| !name.starts_with('.')).collect()
+    }
+}
+
+pub(crate) fn fleet(postgres: &Postgres, bucket: &Bucket, cache_bytes: u64) -> Fleet {
+    Fleet {
+        registry: PostgresAddress::parse(&postgres.url()).unwrap(),
+        store: BucketAddress::parse(&bucket.url(), bucket.variables()).unwrap(),
+        cache_bytes,
+    }
+}
+
+/// Weights that begin with a word.
+pub(crate) fn long(word: &str) -> String {
+    format!("{word:<FILE_BYTES$}")
+}
+
+/// Waits until `condition` holds.
+pub(crate) async fn eventually(what: &str, condition: impl Fn() -> bool) {
+    let wait = async {
+        while !condition() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(WATCHDOG, wait).await.unwrap_or_else(|_| panic!("did not happen: {what}"));
+}

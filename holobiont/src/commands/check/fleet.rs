@@ -1,0 +1,56 @@
+//! What a deployment shares with other hosts. The gateway can reach it and this program cannot, so the gateway is asked.
+
+use std::process::Command;
+
+use super::said_finding;
+use crate::{
+    deployment::{config::Config, sibling},
+    terminal::findings::Finding,
+};
+
+/// What to do where the gateway says nothing of it.
+const FIX: &str = "see docs/guides/fleet.md";
+
+/// The registry and the store, each if it is shared.
+pub(super) fn shared(config: &Config) -> Vec<Finding> {
+    const REGISTRY: &str = "[gateway] registry";
+    const STORE: &str = "[gateway] store";
+    let (registry, store) = (&config.gateway.registry, &config.gateway.store);
+    let alone = match (registry, store) {
+        (Some(_), None) => Some(Finding::fail(STORE, "other hosts would know names and have no files", FIX)),
+        (None, Some(_)) => {
+            Some(Finding::fail(REGISTRY, "other hosts would have files and know no names", FIX))
+        }
+        _ => None,
+    };
+    let asked = [(REGISTRY, "--registry", registry), (STORE, "--store", store)];
+    let asked = asked.into_iter().filter_map(|(name, flag, url)| Some(ask(name, flag, url.as_deref()?)));
+    asked.chain(alone).collect()
+}
+
+fn ask(name: &str, flag: &str, url: &str) -> Finding {
+    let Some(program) = sibling::find("gateway") else {
+        return Finding::warn(name, "only the gateway can look at it, and it is not here", "install it");
+    };
+    match Command::new(program).args(["registry", "check", flag, url]).output() {
+        Ok(output) => {
+            said_finding(name, output.status.success(), &[output.stdout, output.stderr].concat(), FIX)
+        }
+        Err(error) => Finding::fail(name, format!("gateway cannot be asked: {error}"), "install it again"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::terminal::findings::Health;
+
+    #[test]
+    fn a_registry_without_a_store_is_refused_and_nothing_shared_is_nothing_to_say() {
+        assert!(shared(&toml::from_str("").unwrap()).is_empty());
+        for alone in ["gateway.registry = 'postgres://127.0.0.1:1/x'", "gateway.store = 's3://x'"] {
+            let found = shared(&toml::from_str(alone).unwrap());
+            assert_eq!(found.last().unwrap().health, Health::Fail, "{found:?}");
+        }
+    }
+}

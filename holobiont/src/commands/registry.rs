@@ -1,0 +1,68 @@
+//! `holobiont registry`: a registry copied from one host to what many hosts share, or back. The gateway's program does it, which
+//! can reach both.
+
+use std::{ffi::OsString, io, os::unix::process::CommandExt as _, path::PathBuf, process::Command};
+
+use crate::{
+    deployment::sibling,
+    exit::{Exit, Explain},
+};
+
+/// The program that can.
+const GATEWAY: &str = "gateway";
+
+/// Commands about registries.
+#[derive(Debug, clap::Subcommand)]
+pub(crate) enum RegistryCommand {
+    /// Copies a registry with its adapters, reads it again and compares; what it was copied from stays as it is
+    Move {
+        /// A state directory whose gateway does not run, or postgres://USER@HOST/DATABASE
+        #[arg(long, value_name = "DIR_OR_URL")]
+        from: OsString,
+        /// The other of the two; it must have no adapters
+        #[arg(long, value_name = "DIR_OR_URL")]
+        to: OsString,
+        /// The bucket that the adapters' files go to or come from, as s3://BUCKET/PREFIX
+        #[arg(long, value_name = "URL")]
+        store: OsString,
+    },
+}
+
+/// Why nothing was copied.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RegistryError {
+    /// The program is not there.
+    #[error("there is no {GATEWAY} beside this program or on PATH")]
+    NoGateway,
+    /// It does not start.
+    #[error("cannot start {}", program.display())]
+    Run {
+        /// The program.
+        program: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+impl Explain for RegistryError {
+    fn exit(&self) -> Exit {
+        match self {
+            Self::NoGateway => Exit::NotFound,
+            Self::Run { .. } => Exit::Failed,
+        }
+    }
+
+    fn next(&self) -> Option<String> {
+        matches!(self, Self::NoGateway).then(|| "cargo build --release --bin gateway".into())
+    }
+}
+
+/// Becomes the gateway's program: returns only if that cannot be.
+pub(crate) fn run(command: &RegistryCommand) -> Result<(), RegistryError> {
+    let RegistryCommand::Move { from, to, store } = command;
+    let program = sibling::find(GATEWAY).ok_or(RegistryError::NoGateway)?;
+    let mut gateway = Command::new(&program);
+    gateway.args(["registry", "move", "--from"]).arg(from).arg("--to").arg(to).arg("--store").arg(store);
+    let source = gateway.exec();
+    Err(RegistryError::Run { program, source })
+}

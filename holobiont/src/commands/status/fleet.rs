@@ -1,0 +1,55 @@
+//! What a gateway shares with those of other hosts.
+
+use serde::Deserialize;
+
+use crate::terminal::{printable, table::size};
+
+/// Where it is written what is registered.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Registry {
+    address: Option<String>,
+    reachable: bool,
+    age_ms: u64,
+    error: Option<String>,
+}
+
+/// Where adapters' files are.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Store {
+    address: Option<String>,
+    cached_bytes: u64,
+    fetched: u64,
+    failed: u64,
+    damaged: u64,
+}
+
+impl Registry {
+    /// Nothing where nobody else has it.
+    pub(super) fn text(&self) -> Option<String> {
+        let address = printable(self.address.as_deref()?);
+        #[expect(clippy::cast_precision_loss, reason = "for people to read")]
+        let age_s = self.age_ms as f64 / 1000.0;
+        Some(match (self.reachable, &self.error) {
+            (true, _) => format!("{address}, read {age_s:.1} s ago"),
+            (false, error) => {
+                let why = error.as_deref().map(printable).unwrap_or_default();
+                format!("{address} CANNOT BE REACHED ({why}); what is known is {age_s:.0} s old")
+            }
+        })
+    }
+}
+
+impl Store {
+    /// Nothing where nobody else has it.
+    pub(super) fn text(&self) -> Option<String> {
+        let address = printable(self.address.as_deref()?);
+        let damaged = if self.damaged > 0 { format!(", {} DAMAGED", self.damaged) } else { String::new() };
+        let Self { fetched, failed, .. } = self;
+        Some(format!(
+            "{address}, {} of it here; {fetched} fetched, {failed} failed{damaged}",
+            size(self.cached_bytes)
+        ))
+    }
+}

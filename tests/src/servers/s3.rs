@@ -1,0 +1,91 @@
+//! A bucket of its own for a test: S3 by moto, which keeps everything in memory.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::TcpStream,
+    process::{Child, Command, Stdio},
+};
+
+use super::wire::Wire;
+
+/// What the bucket is called.
+const NAME: &str = "fleet";
+
+/// Whoever is somebody may replace a file; moto does not look who.
+const AUTHORIZATION: &str = "Authorization: AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/s3/aws4_request, \
+                             SignedHeaders=host, Signature=0";
+
+/// A server with an empty bucket, which ends when this is dropped.
+#[derive(Debug)]
+pub struct Bucket {
+    server: Child,
+    port: u16,
+    /// The way by which those who are tested reach it.
+    pub wire: Wire,
+}
+
+impl Bucket {
+    /// Starts a server and makes the bucket.
+    ///
+    /// # Errors
+    /// There is no moto on this machine.
+    pub fn start() -> Result<Self, &'static str> {
+        let found = super::find("moto_server", [super::root().join(".venv/bin")]);
+        let program =
+            found.ok_or("there is no moto; .venv/bin/pip install -r scripts/python-requirements.txt")?;
+        let port = super::free_port();
+        let mut command = Command::new(program);
+        command.args(["-H", "127.0.0.1", "-p", &port.to_string()]).stdin(Stdio::null());
+        let server = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts");
+        let bucket = Self { server, port, wire: Wire::to(port) };
+        patience::eventually("the bucket is made", || bucket.put("", b"").is_ok());
+        Ok(bucket)
+    }
+
+    /// Its address, as a setting names it.
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("s3://{NAME}/adapters")
+    }
+
+    /// The variables by which it is reached.
+    #[must_use]
+    pub fn variables(&self) -> Vec<(String, String)> {
+        let endpoint = format!("http://127.0.0.1:{}", self.wire.port());
+        let variables = [
+            ("AWS_ENDPOINT_URL", endpoint.as_str()),
+            ("AWS_REGION", "us-east-1"),
+            ("AWS_ACCESS_KEY_ID", "test"),
+            ("AWS_SECRET_ACCESS_KEY", "test"),
+        ];
+        variables.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec()
+    }
+
+    /// Replaces a file of a content there.
+    pub fn replace(&self, content: &str, name: &str, bytes: &[u8]) {
+        self.put(&format!("/adapters/{content}/{name}"), bytes).expect("moto takes it");
+    }
+
+    fn put(&self, path: &str, body: &[u8]) -> std::io::Result<()> {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.port))?;
+        let length = body.len();
+        write!(
+            stream,
+            "PUT /{NAME}{path} HTTP/1.1\r\nHost: s3\r\n{AUTHORIZATION}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n"
+        )?;
+        stream.write_all(body)?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        match answer.starts_with("HTTP/1.1 200") {
+            true => Ok(()),
+            false => Err(std::io::Error::other(answer)),
+        }
+    }
+}
+
+impl Drop for Bucket {
+    fn drop(&mut self) {
+        let _ = self.server.kill();
+        let _ = self.server.wait();
+    }
+}

@@ -1,0 +1,153 @@
+//! The way to a server: a relay of connections that can be told to do harm to what comes back.
+
+use std::{
+    io::{self, Read, Write},
+    net::{Shutdown, TcpListener, TcpStream},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    thread,
+    time::Duration,
+};
+
+/// Answers shorter than this are left alone: they are heads and words, not files.
+const FILE_BYTES: usize = 4096;
+/// Bytes relayed at once.
+const CHUNK_BYTES: usize = 16 << 10;
+
+/// What happens to answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Harm {
+    /// Nothing.
+    None,
+    /// A bit of the next so many that hold a file is another.
+    Flip(usize),
+    /// The next so many that hold a file break off half-way.
+    Break(usize),
+    /// They are kept back as long as this lasts.
+    Silence,
+    /// Nobody is there.
+    Gone,
+}
+
+#[derive(Debug)]
+struct State {
+    harm: Harm,
+    /// Heads of requests.
+    asked: Vec<String>,
+}
+
+/// See the module's description.
+#[derive(Debug)]
+pub struct Wire {
+    port: u16,
+    state: Arc<Mutex<State>>,
+}
+
+fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Wire {
+    /// The way to a port of loopback. Its threads end with the test's process.
+    #[must_use]
+    pub fn to(target: u16) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let port = listener.local_addr().expect("it is bound").port();
+        let state = Arc::new(Mutex::new(State { harm: Harm::None, asked: Vec::new() }));
+        let shared = Arc::clone(&state);
+        thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let state = Arc::clone(&shared);
+                thread::spawn(move || relay(&stream, target, &state));
+            }
+        });
+        Self { port, state }
+    }
+
+    /// Where it begins.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// From now on this happens.
+    pub fn set(&self, harm: Harm) {
+        lock(&self.state).harm = harm;
+    }
+
+    /// What happens now.
+    #[must_use]
+    pub fn harm(&self) -> Harm {
+        lock(&self.state).harm
+    }
+
+    /// Forgets what was asked, and returns the heads of those requests.
+    #[must_use]
+    pub fn take_asked(&self) -> Vec<String> {
+        std::mem::take(&mut lock(&self.state).asked)
+    }
+}
+
+fn relay(client: &TcpStream, target: u16, state: &Arc<Mutex<State>>) {
+    if lock(state).harm == Harm::Gone {
+        return;
+    }
+    let Ok(server) = TcpStream::connect(("127.0.0.1", target)) else { return };
+    let (Ok(from), Ok(to)) = (client.try_clone(), server.try_clone()) else { return };
+    let asked = Arc::clone(state);
+    thread::spawn(move || {
+        let _ = forward(from, to, &asked);
+    });
+    let _ = back(&server, client, state);
+    let _ = client.shutdown(Shutdown::Both);
+    let _ = server.shutdown(Shutdown::Both);
+}
+
+fn forward(mut from: TcpStream, mut to: TcpStream, state: &Mutex<State>) -> io::Result<()> {
+    let mut chunk = vec![0; CHUNK_BYTES];
+    loop {
+        let count = from.read(&mut chunk)?;
+        if count == 0 {
+            return to.shutdown(Shutdown::Write);
+        }
+        let text = String::from_utf8_lossy(&chunk[..count]);
+        if let Some((head, _)) = text.split_once("\r\n\r\n") {
+            lock(state).asked.push(head.to_owned());
+        }
+        to.write_all(&chunk[..count])?;
+    }
+}
+
+fn back(mut from: &TcpStream, mut to: &TcpStream, state: &Mutex<State>) -> io::Result<()> {
+    let (mut chunk, mut sent) = (vec![0; CHUNK_BYTES], 0);
+    loop {
+        let count = from.read(&mut chunk)?;
+        if count == 0 {
+            return Ok(());
+        }
+        while lock(state).harm == Harm::Silence {
+            thread::sleep(Duration::from_millis(20));
+        }
+        let mut state = lock(state);
+        let is_file = sent + count > FILE_BYTES;
+        let breaks = match state.harm {
+            Harm::Gone => return Ok(()),
+            Harm::Flip(left @ 1..) if is_file => {
+                chunk[count - 1] ^= 1;
+                state.harm = Harm::Flip(left - 1);
+                false
+            }
+            Harm::Break(left @ 1..) if is_file => {
+                state.harm = Harm::Break(left - 1);
+                true
+            }
+            _ => false,
+        };
+        drop(state);
+        if breaks {
+            to.write_all(&chunk[..count / 2])?;
+            return Ok(());
+        }
+        to.write_all(&chunk[..count])?;
+        sent += count;
+    }
+}
