@@ -27,11 +27,11 @@ macro_rules! cpu {
 }
 
 mod transpose;
-
 use self::transpose::transpose_eight;
 
 type F = [__m256; 2];
 type I = [__m256i; 2];
+const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 
 impl Simd for Avx2 {
     type F = F;
@@ -207,10 +207,7 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     fn round(v: F) -> F {
-        cpu!([
-            _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(v[0]),
-            _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(v[1])
-        ])
+        cpu!([_mm256_round_ps::<NEAREST>(v[0]), _mm256_round_ps::<NEAREST>(v[1])])
     }
 
     #[inline(always)]
@@ -252,13 +249,7 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     unsafe fn load_i8(from: *const i8) -> F {
-        cpu!({
-            let bytes = _mm_loadu_si128(from.cast());
-            [
-                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
-                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128::<8>(bytes))),
-            ]
-        })
+        cpu!([0, 8].map(|at| _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from.add(at).cast())))))
     }
     #[inline(always)]
     unsafe fn store_i8(to: *mut i8, v: I) {
