@@ -63,6 +63,7 @@ fn processes() -> Vec<Command> {
         base_executor::check::CheckConfig::command(),
         base_executor::probe::ProbeConfig::command(),
         gateway::config::Args::command(),
+        gateway::maintenance::Task::command(),
         endpoint_picker::config::Args::command(),
         lora_worker::config::Config::command(),
         client::cli::Cli::command(),
@@ -115,6 +116,7 @@ fn is_of_others(line: &str) -> bool {
         "python",
         "vllm",
         "nvidia",
+        "sudo",
     ]
     .iter()
     .any(|other| line.contains(other))
