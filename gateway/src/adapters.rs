@@ -66,6 +66,7 @@ pub use self::{
     request::{LoadRequest, Replace},
     residency::Tier,
     store::{BucketAddress, FetchFigures},
+    table::Table,
 };
 
 /// Places where a test may make the gateway die or fail, in the order of an adapter's life.

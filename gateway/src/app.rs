@@ -17,6 +17,7 @@ use crate::{
     config::{ConnectionLimits, Hosts},
     errors::ApiError,
     executors::Executors,
+    fleet::Listing,
     keys::Keys,
     lifecycle::{NotServing, Serving, Status},
     limits::AdapterLimits,
@@ -70,6 +71,8 @@ pub struct App {
     pub started: Instant,
     /// Its number, which the next process at its address has not.
     pub instance: u64,
+    /// What is told of adapters to who chooses among hosts.
+    pub(crate) listing: Listing,
     /// Permits for large bodies.
     pub(crate) large_bodies: Arc<Semaphore>,
     draining: AtomicBool,
@@ -140,6 +143,7 @@ impl App {
             runs: parts.runs,
             started: Instant::now(),
             instance: random_u64(),
+            listing: Listing::default(),
             large_bodies: Arc::new(Semaphore::new(LARGE_BODIES)),
             draining: AtomicBool::new(false),
             heavy: Arc::new(Semaphore::new(HEAVY_WORK)),

@@ -3,6 +3,7 @@
 use std::io::{self, Write as _};
 
 use clap::Parser;
+use keys::{Key, KeyHash};
 use settings::ByteCount;
 
 use crate::adapters::{
@@ -28,6 +29,18 @@ pub enum Task {
         /// The bucket, as `[gateway] store` names it
         #[arg(long, value_name = "URL")]
         store: Option<String>,
+    },
+    /// Adds and revokes API keys of a registry, and prints those that it has then, as lines of a key file
+    Keys {
+        /// The registry, as `[gateway] registry` names it
+        #[arg(long, value_name = "URL")]
+        registry: String,
+        /// A line of a key file
+        #[arg(long, value_name = "LINE", value_parser = Key::parse)]
+        add: Vec<Key>,
+        /// The hash of a key that is revoked, in 64 hexadecimal digits
+        #[arg(long, value_name = "HASH", value_parser = hash)]
+        revoke: Vec<KeyHash>,
     },
     /// Copies a registry with its adapters
     Move {
@@ -98,6 +111,9 @@ async fn done(task: Task) -> Result<Vec<String>, TaskError> {
                 said.push(look_at_store(bucket(&store)?).await?);
             }
         }
+        Task::Keys { registry, add, revoke } => {
+            said.extend(link::keys(PostgresAddress::parse(&registry)?, &add, &revoke).await?);
+        }
         Task::Move { from, to, store, max_adapter_file_bytes } => {
             let (from, to) = (Location::parse(&from)?, Location::parse(&to)?);
             let count = transfer(&from, &to, bucket(&store)?, max_adapter_file_bytes.0).await?;
@@ -105,6 +121,10 @@ async fn done(task: Task) -> Result<Vec<String>, TaskError> {
         }
     }
     Ok(said)
+}
+
+fn hash(digits: &str) -> Result<KeyHash, &'static str> {
+    KeyHash::from_hex(digits).ok_or("a hash has 64 hexadecimal digits")
 }
 
 async fn look_at_registry(address: PostgresAddress) -> Result<String, TaskError> {

@@ -157,6 +157,8 @@ sections! {
         adapter_root: PathBuf, --"adapter-root" "DIR", Is("."), Gateway;
         /// Hashed API keys with their roles (admin, user, metrics), made by `holobiont key add NAME`
         api_key_file: PathBuf, --"api-key-file" "FILE", Preset::None, Gateway;
+        /// Takes API keys from the registry of many hosts, and keeps them in api_key_file, where executors find them, too
+        shared_keys: bool, --"shared-keys" "BOOL", Is("false"), Gateway;
         /// Longest body of a request
         max_body_bytes: ByteCount, --"max-body-bytes" "BYTES", Is("8MiB"), Gateway;
         /// Sequences that wait for their turn, the longest burst; more are answered 429

@@ -3,6 +3,7 @@
 //!
 //! - [`address`]: where that PostgreSQL is, as it is set: never with a password in it.
 //! - [`link`]: the connection to it: changes of other gateways as they come, and how old what is known is.
+//! - [`mirror`]: what of it lies on this host, for when it is away.
 //! - [`postgres`]: its tables and statements.
 //! - [`transfer`]: a registry copied from the one kind to the other.
 //!
@@ -10,6 +11,7 @@
 
 pub mod address;
 pub(crate) mod link;
+mod mirror;
 mod postgres;
 pub(crate) mod transfer;
 

@@ -57,6 +57,8 @@ pub struct Fleet {
     pub store: BucketAddress,
     /// How many bytes of them may lie on this host.
     pub cache_bytes: u64,
+    /// The file that the registry's API keys are kept in on this host, if they are asked for.
+    pub key_file: Option<PathBuf>,
 }
 
 /// Every adapter that is registered, and what is held to serve and to change them.
@@ -225,6 +227,12 @@ impl Registry {
         self.homes[index].holds(id)
     }
 
+    /// The adapters in the executor at `index`.
+    #[must_use]
+    pub fn held_at(&self, index: usize) -> Vec<AdapterId> {
+        self.homes[index].held()
+    }
+
     /// Whether requests wait for an adapter to arrive.
     #[must_use]
     pub fn is_loading(&self, entry: &Entry) -> bool {
@@ -321,8 +329,7 @@ async fn open_fleet(options: &Options, fleet: Fleet) -> Result<(Opened, Store), 
     }
     let store = Store::open(state, options.max_adapter_file_bytes)?;
     let store = store.of_bucket(fleet.store, fleet.cache_bytes)?;
-    let (shared, changes) = Shared::open(fleet.registry).await?;
-    let found = changes.records.into_iter().filter_map(|(_, record)| record).collect();
+    let (shared, found) = Shared::open_kept(fleet.registry, state, fleet.key_file).await?;
     Ok((Opened { database: Arc::new(database), records: Records::Shared(Arc::new(shared)), found }, store))
 }
 

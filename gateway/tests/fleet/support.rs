@@ -4,7 +4,7 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use gateway::{
     adapters::{
-        AdapterError, BucketAddress, Entry, Fleet, LoadRequest, Options, PostgresAddress, Registry, Replace,
+        AdapterError, BucketAddress, Entry, Fleet, LoadRequest, OpenError, Options, PostgresAddress, Registry, Replace,
         ResidencyError,
     },
     caller::{Caller, Role},
@@ -42,7 +42,7 @@ impl Host {
 
     /// The same, with room for so many bytes of the bucket's files.
     pub(crate) async fn with_cache(postgres: &Postgres, bucket: &Bucket, cache_bytes: u64) -> Self {
-        Self::at(tempfile::tempdir().unwrap(), postgres, bucket, cache_bytes).await
+        Self::at(tempfile::tempdir().unwrap(), postgres, bucket, cache_bytes).await.unwrap()
     }
 
     /// A host with what is in `directory`.
@@ -51,7 +51,7 @@ impl Host {
         postgres: &Postgres,
         bucket: &Bucket,
         cache_bytes: u64,
-    ) -> Self {
+    ) -> Result<Self, OpenError> {
         let path = directory.path();
         std::fs::create_dir_all(path.join("root")).unwrap();
         let fake = FakeExecutor::start(&path.join("socket"), ROOM, Duration::ZERO).await;
@@ -64,14 +64,27 @@ impl Host {
             adapter_root: path.join("root").canonicalize().unwrap(),
             max_adapters: 2000,
             max_adapter_file_bytes: 64 << 20,
-            fleet: Some(fleet(postgres, bucket, cache_bytes)),
+            fleet: Some(Fleet {
+                key_file: Some(path.join("api-keys")),
+                ..fleet(postgres, bucket, cache_bytes)
+            }),
         };
-        let registry = Registry::open(executors, options).await.unwrap();
+        let registry = Registry::open(executors, options).await?;
         let mut link = executor.link();
         let up = link.wait_for(|link| matches!(link, Link::Up { .. }));
         drop(tokio::time::timeout(WATCHDOG, up).await.expect("a connection").unwrap());
         assert!(registry.restore(0, &[], BASE).await);
-        Self { directory, fake, registry }
+        Ok(Self { directory, fake, registry })
+    }
+
+    /// Ends it, as a restart does; returns what its disk has.
+    pub(crate) async fn end(self) -> TempDir {
+        let Self { directory, fake, registry } = self;
+        drop(fake);
+        let held = Arc::downgrade(&registry);
+        drop(registry);
+        eventually("nobody holds the registry", || held.strong_count() == 0).await;
+        directory
     }
 
     /// Registers an adapter, whatever had its name.
@@ -136,6 +149,7 @@ pub(crate) fn fleet(postgres: &Postgres, bucket: &Bucket, cache_bytes: u64) -> F
         registry: PostgresAddress::parse(&postgres.url()).unwrap(),
         store: BucketAddress::parse(&bucket.url(), bucket.variables()).unwrap(),
         cache_bytes,
+        key_file: None,
     }
 }
 

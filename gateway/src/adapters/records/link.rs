@@ -6,6 +6,7 @@
 //! another now, one that has lost what was committed last.
 
 use std::{
+    path::{Path, PathBuf},
     sync::{
         Arc, Mutex, Weak,
         atomic::{AtomicU64, Ordering},
@@ -13,8 +14,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+use keys::{Key, KeyHash};
 use sqlx::{
-    Acquire as _, PgPool,
+    Acquire as _, PgConnection, PgPool,
     postgres::{PgListener, PgPoolOptions},
 };
 use tokio::time::{sleep, timeout};
@@ -22,6 +24,7 @@ use tokio::time::{sleep, timeout};
 use super::{
     Changes,
     address::PostgresAddress,
+    mirror::{Known, Mirror},
     postgres::{self, Broken, CHANNEL},
 };
 use crate::{
@@ -64,6 +67,8 @@ pub(in crate::adapters) struct Shared {
     heard: Mutex<(Instant, Option<String>)>,
     /// Number of the last change that was made here.
     own: AtomicU64,
+    /// What is kept here of it; nothing by who only looks at it.
+    mirror: Option<Mirror>,
 }
 
 impl Shared {
@@ -73,24 +78,69 @@ impl Shared {
     /// If it cannot be reached, or a later version made the tables.
     pub(in crate::adapters) async fn open(
         address: PostgresAddress,
-    ) -> Result<(Self, Changes), DatabaseError> {
-        let shared = Self::at(address);
-        let pool = shared.pool();
-        let mut connection = shared.within(pool.acquire()).await?;
-        shared.within(postgres::migrate(&mut connection)).await?.map_err(|newer| DatabaseError::Foreign {
-            address: shared.address.to_string(),
-            reason: format!("it has layout {}, this version knows up to {}", newer.found, newer.known),
-            next: "start the version that made it",
-        })?;
-        let changes = shared.within(postgres::read(&mut connection, None)).await?;
-        drop(connection);
-        *lock(&shared.session) = Some(pool);
-        Ok((shared, changes))
+    ) -> Result<(Self, Vec<Record>), DatabaseError> {
+        let shared = Self::at(address, None);
+        let records = shared.connect().await?;
+        Ok((shared, records))
     }
 
-    fn at(address: PostgresAddress) -> Self {
+    /// The same for a gateway, whose host keeps a part of it in `state`. What is kept there is returned as long as the
+    /// registry cannot be reached, and API keys are brought to `key_file`, if it is given.
+    ///
+    /// # Errors
+    /// If it cannot be reached and nothing is kept here, or a later version made the tables.
+    pub(in crate::adapters) async fn open_kept(
+        address: PostgresAddress,
+        state: &Path,
+        key_file: Option<PathBuf>,
+    ) -> Result<(Self, Vec<Record>), DatabaseError> {
+        let (mirror, known) = Mirror::open(state, &address, key_file).await?;
+        let shared = Self::at(address, Some(mirror));
+        let records = match (shared.connect().await, known) {
+            (Err(error @ DatabaseError::Unreachable { .. }), Some(Known { records, age })) => {
+                // Since the machine began, at most.
+                let heard = Instant::now().checked_sub(age).unwrap_or_else(Instant::now);
+                lock(&shared.heard).0 = heard;
+                shared.lost(&error);
+                records
+            }
+            (records, _) => records?,
+        };
+        Ok((shared, records))
+    }
+
+    fn at(address: PostgresAddress, mirror: Option<Mirror>) -> Self {
         let heard = Mutex::new((Instant::now(), None));
-        Self { address, session: Mutex::default(), heard, own: AtomicU64::new(0) }
+        Self { address, session: Mutex::default(), heard, own: AtomicU64::new(0), mirror }
+    }
+
+    async fn connect(&self) -> Result<Vec<Record>, DatabaseError> {
+        let pool = self.pool();
+        let mut connection = self.within(pool.acquire()).await?;
+        self.migrate(&mut connection).await?;
+        let changes = self.within(postgres::read(&mut connection, None)).await?;
+        self.keep(&mut connection, &changes).await?;
+        drop(connection);
+        *lock(&self.session) = Some(pool);
+        Ok(changes.records.into_iter().filter_map(|(_, record)| record).collect())
+    }
+
+    async fn migrate(&self, connection: &mut PgConnection) -> Result<(), DatabaseError> {
+        self.within(postgres::migrate(connection)).await?.map_err(|newer| DatabaseError::Foreign {
+            address: self.address.to_string(),
+            reason: format!("it has layout {}, this version knows up to {}", newer.found, newer.known),
+            next: "start the version that made it",
+        })
+    }
+
+    /// Keeps here what was read, and the API keys that there are now.
+    async fn keep(&self, connection: &mut PgConnection, changes: &Changes) -> Result<(), DatabaseError> {
+        let Some(mirror) = &self.mirror else { return Ok(()) };
+        mirror.keep(changes).await;
+        if mirror.wants_keys() {
+            mirror.keep_keys(self.within(postgres::keys(connection)).await?).await;
+        }
+        Ok(())
     }
 
     /// How old what is known is.
@@ -235,11 +285,16 @@ impl Shared {
         self.within(listener.listen(CHANNEL)).await?;
         // What was numbered by another server means nothing to this one.
         self.own.store(0, Ordering::SeqCst);
+        // The tables may be those of another server now, or of an older version.
+        self.migrate(self.within(listener.acquire()).await?).await?;
         let mut last = None;
         loop {
             let connection = self.within(listener.acquire()).await?;
             let changes = self.within(postgres::read(connection, last)).await?;
             let number = changes.number;
+            if last != Some(number) {
+                self.keep(connection, &changes).await?;
+            }
             let Some(taken) = reader.upgrade().map(|reader| reader.take_over(changes)) else { return Ok(()) };
             if taken {
                 last = Some(number);
@@ -279,10 +334,31 @@ impl Shared {
 /// # Errors
 /// If it cannot be reached or read.
 pub(crate) async fn look(address: &PostgresAddress) -> Result<Option<u64>, DatabaseError> {
-    let shared = Shared::at(address.clone());
+    let shared = Shared::at(address.clone(), None);
     let pool = shared.pool();
     let mut connection = shared.within(pool.acquire()).await?;
     shared.within(postgres::count(&mut connection)).await
+}
+
+/// The API keys of a registry, once keys are added and those of other hashes removed.
+///
+/// # Errors
+/// If it cannot be reached or changed.
+pub(crate) async fn keys(
+    address: PostgresAddress,
+    added: &[Key],
+    removed: &[KeyHash],
+) -> Result<Vec<String>, DatabaseError> {
+    let (shared, _) = Shared::open(address).await?;
+    let pool = shared.session()?;
+    if !(added.is_empty() && removed.is_empty()) {
+        let added: Vec<_> = added.iter().map(|key| (key.hash.to_hex(), key.to_string())).collect();
+        let removed: Vec<_> = removed.iter().map(|hash| hash.to_hex()).collect();
+        let changed = timeout(PATIENCE, postgres::change_keys(&pool, &added, &removed)).await;
+        shared.settled("API keys", changed.map(|changed| changed.map(Some)))?;
+    }
+    let mut connection = shared.within(pool.acquire()).await?;
+    shared.within(postgres::keys(&mut connection)).await
 }
 
 /// The server's code for a full disk.

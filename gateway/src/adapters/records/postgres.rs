@@ -28,7 +28,8 @@ const KEPT_CHANGES: i64 = 10_000;
 const LAYOUT_LOCK: i64 = 0x686f_6c6f_6269_6f6e;
 
 /// Steps from nothing to the layout of today; the layout's number is how many were taken. Never edit one.
-const MIGRATIONS: &[&str] = &["CREATE TABLE holobiont_clock (
+const MIGRATIONS: &[&str] = &[
+    "CREATE TABLE holobiont_clock (
         only_one BOOLEAN PRIMARY KEY DEFAULT TRUE CHECK (only_one),
         change BIGINT NOT NULL
     );
@@ -48,7 +49,13 @@ const MIGRATIONS: &[&str] = &["CREATE TABLE holobiont_clock (
         last_used_us BIGINT NOT NULL,
         pinned BOOLEAN NOT NULL,
         version BIGINT NOT NULL
-    );"];
+    );",
+    "CREATE TABLE holobiont_keys (
+        hash TEXT COLLATE \"C\" PRIMARY KEY,
+        line TEXT NOT NULL,
+        number BIGINT NOT NULL
+    );",
+];
 
 /// Why there is no change.
 #[derive(Debug)]
@@ -186,6 +193,30 @@ pub(super) async fn read(connection: &mut PgConnection, last: Option<u64>) -> Re
     changes(&sqlx::query(WHOLE).fetch_all(connection).await?, Scope::Whole)
 }
 
+/// The API keys, as lines of a key file, in the order in which they were made.
+pub(super) async fn keys(connection: &mut PgConnection) -> Result<Vec<String>, sqlx::Error> {
+    sqlx::query_scalar("SELECT line FROM holobiont_keys ORDER BY number, hash").fetch_all(connection).await
+}
+
+/// Adds API keys, each by its hash and its line, and removes those of other hashes, under one number, which is returned.
+pub(super) async fn change_keys(
+    pool: &PgPool,
+    added: &[(String, String)],
+    removed: &[String],
+) -> Result<u64, Broken> {
+    let (mut transaction, number) = begin(pool).await?;
+    let gone = sqlx::query("DELETE FROM holobiont_keys WHERE hash = ANY($1)").bind(removed);
+    gone.execute(&mut *transaction).await.map_err(Broken::Before)?;
+    for (hash, line) in added {
+        let add = sqlx::query("INSERT INTO holobiont_keys (hash, line, number) VALUES ($1, $2, $3)");
+        let add = add.bind(hash).bind(line).bind(number).execute(&mut *transaction).await;
+        add.map_err(Broken::Before)?;
+    }
+    tell(&mut transaction, number).await.map_err(Broken::Before)?;
+    transaction.commit().await.map_err(Broken::Committing)?;
+    Ok(number.cast_unsigned())
+}
+
 fn changes(rows: &[PgRow], scope: Scope) -> Result<Changes, sqlx::Error> {
     let clock: i64 = rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get("clock")?;
     let mut records = Vec::with_capacity(rows.len());
@@ -231,7 +262,11 @@ async fn log(connection: &mut PgConnection, number: i64, name: &str) -> Result<(
     logged.bind(number).bind(name).execute(&mut *connection).await?;
     let cut = sqlx::query("DELETE FROM holobiont_changes WHERE number <= $1").bind(number - KEPT_CHANGES);
     cut.execute(&mut *connection).await?;
-    // Those who listen hear of it when it is committed.
+    tell(connection, number).await
+}
+
+/// Has those who listen hear of a change when it is committed.
+async fn tell(connection: &mut PgConnection, number: i64) -> Result<(), sqlx::Error> {
     let told = sqlx::query("SELECT pg_notify($1, $2)").bind(CHANNEL).bind(number.to_string());
     told.execute(connection).await.map(drop)
 }

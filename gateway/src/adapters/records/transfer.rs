@@ -108,8 +108,7 @@ impl Side {
                 Ok((Self::Host(database, lock), records))
             }
             Location::Shared(address) => {
-                let (shared, changes) = Shared::open(address.clone()).await?;
-                let records = changes.records.into_iter().filter_map(|(_, record)| record).collect();
+                let (shared, records) = Shared::open(address.clone()).await?;
                 Ok((Self::Shared(Box::new(shared)), records))
             }
         }
