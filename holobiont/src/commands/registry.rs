@@ -9,7 +9,7 @@ use crate::{
 };
 
 /// The program that can.
-const GATEWAY: &str = "gateway";
+pub(super) const GATEWAY: &str = "gateway";
 
 /// Commands about registries.
 #[derive(Debug, clap::Subcommand)]
