@@ -140,6 +140,13 @@ impl Shared {
         postgres::put_all(&pool, records).await.map_err(|broken| self.broken(broken))
     }
 
+    /// How many fine-tuning jobs have not ended.
+    pub(super) async fn count_unfinished_jobs(&self) -> Result<u64, DatabaseError> {
+        let pool = self.session()?;
+        let count = sqlx::query_scalar("SELECT COUNT(*) FROM holobiont_jobs WHERE due").fetch_one(&pool);
+        self.within(count).await.map(i64::cast_unsigned)
+    }
+
     fn pool(&self) -> PgPool {
         let options = PgPoolOptions::new().max_connections(MAX_CONNECTIONS).acquire_timeout(PATIENCE);
         options.connect_lazy_with(self.address.options().clone())
