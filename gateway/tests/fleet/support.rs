@@ -52,6 +52,17 @@ impl Host {
         bucket: &Bucket,
         cache_bytes: u64,
     ) -> Result<Self, OpenError> {
+        let key_file = Some(directory.path().join("api-keys"));
+        let fleet = Fleet { key_file, ..fleet(postgres, bucket, cache_bytes) };
+        Self::of(directory, Some(fleet)).await
+    }
+
+    /// A host that shares nothing.
+    pub(crate) async fn alone() -> Self {
+        Self::of(tempfile::tempdir().unwrap(), None).await.unwrap()
+    }
+
+    async fn of(directory: TempDir, fleet: Option<Fleet>) -> Result<Self, OpenError> {
         let path = directory.path();
         std::fs::create_dir_all(path.join("root")).unwrap();
         let fake = FakeExecutor::start(&path.join("socket"), ROOM, Duration::ZERO).await;
@@ -64,10 +75,7 @@ impl Host {
             adapter_root: path.join("root").canonicalize().unwrap(),
             max_adapters: 2000,
             max_adapter_file_bytes: 64 << 20,
-            fleet: Some(Fleet {
-                key_file: Some(path.join("api-keys")),
-                ..fleet(postgres, bucket, cache_bytes)
-            }),
+            fleet,
         };
         let registry = Registry::open(executors, options).await?;
         let mut link = executor.link();
