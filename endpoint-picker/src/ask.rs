@@ -209,7 +209,10 @@ mod tests {
         assert_eq!((ask.adapter, 3), (Named::Name("a".to_owned()), 3));
         let parts = br#"{"model":"m","messages":[{"role":"user","content":[{"type":"text","text":"Hi"}]}]}"#;
         assert_eq!(Ask::read(parts).beginning(), b"usertextHi");
-        assert_eq!(Ask::read(br#"{"model":"m","prompt":"Hi","adapter":{"generation":"ab"}}"#).adapter, Named::Not);
+        assert_eq!(
+            Ask::read(br#"{"model":"m","prompt":"Hi","adapter":{"generation":"ab"}}"#).adapter,
+            Named::Not
+        );
         let hash = "0b".repeat(32);
         let body = format!(r#"{{"model":"m","adapter":{{"generation":"{hash}"}}}}"#);
         assert_eq!(Ask::read(body.as_bytes()).adapter, Named::Generation(0x0b0b_0b0b_0b0b_0b0b));

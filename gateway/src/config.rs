@@ -29,7 +29,7 @@ use policy::{admission::DelayLimits, routing::Policy};
 use self::sockets::{MAX_SOCKET_BYTES, addresses, check_sockets};
 use crate::{
     adapters::{
-        BucketAddress, Fleet, PostgresAddress, records::address::AddressError, store::bucket::environment,
+        BucketAddress, Fleet, PostgresAddress, records::address::AddressError, store::address::environment,
     },
     executor::ExecutorLimits,
     executors::{Address, MAX_EXECUTORS},
@@ -98,7 +98,9 @@ pub enum ConfigError {
     #[error("--api-key-file: {0}")]
     Keys(#[source] KeyFileError),
     /// Keys of a registry, and something that they take is not said.
-    #[error("--shared-keys takes API keys from --registry and keeps them in --api-key-file; give --{missing}, too")]
+    #[error(
+        "--shared-keys takes API keys from --registry and keeps them in --api-key-file; give --{missing}, too"
+    )]
     SharedKeys {
         /// What is missing.
         missing: &'static str,
@@ -131,7 +133,8 @@ pub enum ConfigError {
     Registry(#[from] AddressError),
     /// Not a bucket.
     #[error(
-        "--store: '{0}' is no bucket; write s3://BUCKET/PREFIX, and its endpoint and keys into AWS_... variables"
+        "--store: '{0}' is neither a bucket nor a directory; write s3://BUCKET/PREFIX, and its endpoint and keys into \
+         AWS_... variables, or file:///DIRECTORY"
     )]
     Store(String),
     /// Classes that do not go together.

@@ -1,6 +1,9 @@
 //! `gateway registry`: what the command `holobiont` has this program do, which can reach registries and buckets.
 
-use std::io::{self, Write as _};
+use std::{
+    io::{self, Write as _},
+    time::Duration,
+};
 
 use clap::Parser;
 use keys::{Key, KeyHash};
@@ -12,9 +15,10 @@ use crate::adapters::{
     records::{
         address::AddressError,
         link,
+        sweep::{Found, Litter, SweepError, sweep},
         transfer::{Location, TransferError, transfer},
     },
-    store::{self, StoreError, bucket::environment},
+    store::{self, StoreError, address::environment},
 };
 
 /// Looks at what many hosts share, or copies a registry there or back.
@@ -42,6 +46,21 @@ pub enum Task {
         #[arg(long, value_name = "HASH", value_parser = hash)]
         revoke: Vec<KeyHash>,
     },
+    /// Removes what lies in the bucket of adapters that are registered no more
+    Sweep {
+        /// The registry, as `[gateway] registry` names it
+        #[arg(long, value_name = "URL")]
+        registry: String,
+        /// The bucket, as `[gateway] store` names it
+        #[arg(long, value_name = "URL")]
+        store: String,
+        /// Hours since it was written, at least
+        #[arg(long, value_name = "HOURS", default_value_t = 24)]
+        older_than_hours: u64,
+        /// Counts it and removes nothing
+        #[arg(long)]
+        dry_run: bool,
+    },
     /// Copies a registry with its adapters
     Move {
         /// A state directory, or postgres://USER@HOST/DATABASE
@@ -66,7 +85,7 @@ pub enum TaskError {
     #[error("the registry's address cannot be used: {0}")]
     Address(#[from] AddressError),
     /// Not a bucket.
-    #[error("'{0}' is no bucket; write s3://BUCKET/PREFIX")]
+    #[error("'{0}' is neither a bucket nor a directory; write s3://BUCKET/PREFIX or file:///DIRECTORY")]
     Store(String),
     /// The registry cannot be read.
     #[error(transparent)]
@@ -74,6 +93,9 @@ pub enum TaskError {
     /// The bucket cannot be used.
     #[error("{0}; check its name and the AWS_... variables")]
     Bucket(#[source] StoreError),
+    /// Not everything was removed.
+    #[error(transparent)]
+    Sweep(#[from] SweepError),
     /// The registry was not copied.
     #[error("{0}")]
     Transfer(String),
@@ -113,6 +135,14 @@ async fn done(task: Task) -> Result<Vec<String>, TaskError> {
         }
         Task::Keys { registry, add, revoke } => {
             said.extend(link::keys(PostgresAddress::parse(&registry)?, &add, &revoke).await?);
+        }
+        Task::Sweep { registry, store, older_than_hours, dry_run } => {
+            let found = if dry_run { Found::Counted } else { Found::Removed };
+            let age = Duration::from_secs(older_than_hours.saturating_mul(3600));
+            let Litter { contents, bytes } =
+                sweep(PostgresAddress::parse(&registry)?, bucket(&store)?, age, found).await?;
+            let done = if dry_run { "would go" } else { "removed" };
+            said.push(format!("{contents} adapters that are registered no more, {bytes} bytes: {done}"));
         }
         Task::Move { from, to, store, max_adapter_file_bytes } => {
             let (from, to) = (Location::parse(&from)?, Location::parse(&to)?);

@@ -32,7 +32,8 @@ fn executor(running: Work) -> Executor {
 
 /// A host that has nothing to do, knows the adapters `a` and `b`, and holds those of `resident`.
 fn report(resident: &[&str]) -> Report {
-    let adapter = |name: &str, generation| Adapter { name: name.to_owned(), rank: 16, bytes: 64 << 20, generation };
+    let adapter =
+        |name: &str, generation| Adapter { name: name.to_owned(), rank: 16, bytes: 64 << 20, generation };
     Report {
         state: State::Ready,
         instance: 1,
@@ -91,7 +92,8 @@ fn an_adapter_is_found_by_its_generation_and_never_taken_for_the_base() {
     let (fleet, now) = fleet(rules(), &[stranger, report(&["a"]), report(&["b"])]);
     let of = |beginning: u64| {
         let generation = format!("{beginning:016x}{}", "0".repeat(48));
-        let body = format!(r#"{{"model":"base","adapter":{{"generation":"{generation}"}},"prompt":"Hello"}}"#);
+        let body =
+            format!(r#"{{"model":"base","adapter":{{"generation":"{generation}"}},"prompt":"Hello"}}"#);
         fleet.pick(&head(), &Ask::read(body.as_bytes()), &None, now).unwrap().endpoints
     };
     assert_eq!((of(0xa)[0].clone(), of(0xb)[0].clone()), (endpoint(2), endpoint(3)));

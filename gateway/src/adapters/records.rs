@@ -5,6 +5,7 @@
 //! - [`link`]: the connection to it: changes of other gateways as they come, and how old what is known is.
 //! - [`mirror`]: what of it lies on this host, for when it is away.
 //! - [`postgres`]: what is said to it; `layout` has its tables.
+//! - [`sweep`]: what of the bucket belongs to no adapter, removed.
 //! - [`transfer`]: a registry copied from the one kind to the other.
 //!
 //! A change names the version of what it changes, and is refused if another gateway was first.
@@ -14,6 +15,7 @@ mod layout;
 pub(crate) mod link;
 mod mirror;
 mod postgres;
+pub(crate) mod sweep;
 pub(crate) mod transfer;
 
 use std::sync::Arc;

@@ -15,3 +15,4 @@ mod files;
 mod jobs;
 mod names;
 mod outages;
+mod stores;

@@ -143,7 +143,11 @@ async fn api_keys_of_the_registry_come_to_every_host_and_go_again() {
         let text = std::fs::read_to_string(host.directory.path().join("api-keys")).unwrap_or_default();
         text.lines().filter(|line| !line.starts_with('#')).map(str::to_owned).collect::<Vec<_>>()
     };
-    assert_eq!((held(&one), held(&other)), (vec![alice.to_owned()], vec![alice.to_owned()]), "from the start");
+    assert_eq!(
+        (held(&one), held(&other)),
+        (vec![alice.to_owned()], vec![alice.to_owned()]),
+        "from the start"
+    );
     tokio::task::block_in_place(|| keys(&postgres, &["--add", bob]));
     eventually("both hosts have the second", || [&one, &other].iter().all(|host| held(host) == [alice, bob]))
         .await;

@@ -4,8 +4,8 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use gateway::{
     adapters::{
-        AdapterError, BucketAddress, Entry, Fleet, LoadRequest, OpenError, Options, PostgresAddress, Registry, Replace,
-        ResidencyError,
+        AdapterError, BucketAddress, Entry, Fleet, LoadRequest, OpenError, Options, PostgresAddress,
+        Registry, Replace, ResidencyError,
     },
     caller::{Caller, Role},
     executor::{Common, Door, Executor, ExecutorLimits, link::Link},
@@ -55,6 +55,14 @@ impl Host {
         let key_file = Some(directory.path().join("api-keys"));
         let fleet = Fleet { key_file, ..fleet(postgres, bucket, cache_bytes) };
         Self::of(directory, Some(fleet)).await
+    }
+
+    /// A host whose files are in a directory that all hosts have.
+    pub(crate) async fn beside(postgres: &Postgres, shared: &std::path::Path) -> Self {
+        let store = BucketAddress::parse(&format!("file://{}", shared.display()), []).unwrap();
+        let registry = PostgresAddress::parse(&postgres.url()).unwrap();
+        let fleet = Fleet { registry, store, cache_bytes: 1 << 30, key_file: None };
+        Self::of(tempfile::tempdir().unwrap(), Some(fleet)).await.unwrap()
     }
 
     /// A host that shares nothing.

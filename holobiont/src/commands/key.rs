@@ -146,7 +146,9 @@ fn add(arguments: &AddArguments, terminal: Terminal) -> Result<(), KeyError> {
     match terminal.format {
         Format::Json => {
             let (name, role) = (&*arguments.name, arguments.role.name());
-            terminal.print(json!({"key": key, "name": name, "role": role, "id": hash.id(), "file": place.to_string()}));
+            terminal.print(
+                json!({"key": key, "name": name, "role": role, "id": hash.id(), "file": place.to_string()}),
+            );
         }
         Format::Human => terminal.print(key),
     }

@@ -29,7 +29,10 @@ use super::{
     postgres::{self, CHANNEL},
 };
 use crate::{
-    adapters::database::{DatabaseError, Record},
+    adapters::{
+        database::{DatabaseError, Record},
+        store::ContentId,
+    },
     lock::lock,
 };
 
@@ -182,6 +185,20 @@ impl Shared {
     pub(super) async fn set_used(&self, used: &[(String, u64)]) -> Result<(), DatabaseError> {
         let pool = self.session()?;
         self.within(postgres::set_used(&pool, used)).await
+    }
+
+    /// Does `work`, unless an adapter of `content` is registered; no change is committed meanwhile.
+    pub(super) async fn unless_registered<T>(
+        &self,
+        content: ContentId,
+        work: impl Future<Output = T>,
+    ) -> Result<Option<T>, DatabaseError> {
+        let held = self.done(postgres::hold(&self.session()?, content)).await?;
+        let Some(held) = held else { return Ok(None) };
+        let done = work.await;
+        // Nothing was changed.
+        self.within(held.rollback()).await?;
+        Ok(Some(done))
     }
 
     /// Registers many adapters where there is none.

@@ -137,6 +137,18 @@ pub(super) async fn set_pinned(
     finish(transaction, number, name, &changed).await
 }
 
+/// Keeps all changes from being committed as long as what is returned lives; `None` if an adapter of `content` is registered.
+pub(super) async fn hold(
+    pool: &PgPool,
+    content: ContentId,
+) -> Result<Option<Transaction<'static, Postgres>>, Broken> {
+    let (mut transaction, _) = begin(pool).await?;
+    let is_registered =
+        sqlx::query_scalar("SELECT EXISTS (SELECT FROM holobiont_adapters WHERE content = $1)");
+    let is_registered = is_registered.bind(content.0.as_slice()).fetch_one(&mut *transaction).await?;
+    Ok(if is_registered { None } else { Some(transaction) })
+}
+
 /// Remembers when adapters were last used. That changes no version, and nobody is told.
 pub(super) async fn set_used(pool: &PgPool, used: &[(String, u64)]) -> Result<(), sqlx::Error> {
     let (names, times): (Vec<&str>, Vec<i64>) =

@@ -35,9 +35,7 @@ fn keys(config: &Config) -> Finding {
     match (&config.gateway.registry, &config.gateway.api_key_file) {
         (None, _) => Finding::fail(KEYS, "there is no registry that could have them", "set registry"),
         (_, None) => Finding::fail(KEYS, "there is no file to keep them in", "set api_key_file"),
-        (Some(_), Some(path)) => {
-            Finding::ok(KEYS, format!("from the registry, kept in {}", path.display()))
-        }
+        (Some(_), Some(path)) => Finding::ok(KEYS, format!("from the registry, kept in {}", path.display())),
     }
 }
 
