@@ -200,7 +200,7 @@ sections! {
         /// PGPASSFILE or PGPASSWORD
         registry: String, --"registry" "URL", Depends("a file in the state directory, of this host alone"), Gateway;
         /// A bucket that these hosts keep adapters in, as `s3://BUCKET/PREFIX`; endpoint and keys come from the usual
-        /// AWS_... variables
+        /// AWS_... variables. Or a directory that all of them have, as `file:///DIRECTORY`
         store: String, --"store" "URL", Depends("a folder in the state directory"), Gateway;
         /// Adapters of that bucket that lie on this host; those used least recently make room
         store_cache_bytes: ByteCount, --"store-cache-bytes" "BYTES", Is("16GiB"), Gateway;

@@ -252,7 +252,7 @@ async fn a_registry_of_before_gets_the_tables_of_jobs() {
     host.load("a", "first").await.unwrap();
     drop(host);
     let mut connection = PgConnection::connect(&postgres.url()).await.unwrap();
-    let back = "DROP TABLE holobiont_job_events, holobiont_jobs, holobiont_files, holobiont_litter; \
+    let back = "DROP TABLE holobiont_job_events, holobiont_jobs, holobiont_files, holobiont_litter, holobiont_keys; \
                 UPDATE holobiont_layout SET number = 1;";
     sqlx::raw_sql(back).execute(&mut connection).await.unwrap();
     let host = Host::new(&postgres, &bucket).await;
