@@ -12,12 +12,11 @@ use policy::routing::Policy;
 use tokio::sync::{Semaphore, watch};
 
 use crate::{
-    adapters::Registry,
+    adapters::{Listing, Registry},
     classes::Classes,
     config::{ConnectionLimits, Hosts},
     errors::ApiError,
     executors::Executors,
-    fleet::Listing,
     keys::Keys,
     lifecycle::{NotServing, Serving, Status},
     limits::AdapterLimits,

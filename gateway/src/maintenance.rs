@@ -14,9 +14,9 @@ use crate::adapters::{
     database::DatabaseError,
     records::{
         address::AddressError,
-        link,
         sweep::{Found, Litter, SweepError, sweep},
         transfer::{Location, TransferError, transfer},
+        visit,
     },
     store::{self, StoreError, address::environment},
 };
@@ -134,7 +134,7 @@ async fn done(task: Task) -> Result<Vec<String>, TaskError> {
             }
         }
         Task::Keys { registry, add, revoke } => {
-            said.extend(link::keys(PostgresAddress::parse(&registry)?, &add, &revoke).await?);
+            said.extend(visit::keys(PostgresAddress::parse(&registry)?, &add, &revoke).await?);
         }
         Task::Sweep { registry, store, older_than_hours, dry_run } => {
             let found = if dry_run { Found::Counted } else { Found::Removed };
@@ -158,7 +158,7 @@ fn hash(digits: &str) -> Result<KeyHash, &'static str> {
 }
 
 async fn look_at_registry(address: PostgresAddress) -> Result<String, TaskError> {
-    Ok(match link::look(&address).await? {
+    Ok(match visit::look(&address).await? {
         Some(count) => format!("{address}: {count} adapters"),
         None => format!("{address}: no registry yet; the first gateway makes it"),
     })

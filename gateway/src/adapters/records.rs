@@ -7,6 +7,7 @@
 //! - [`postgres`]: what is said to it; `layout` has its tables.
 //! - [`sweep`]: what of the bucket belongs to no adapter, removed.
 //! - [`transfer`]: a registry copied from the one kind to the other.
+//! - [`visit`]: what is asked of it by who is none of its gateways.
 //!
 //! A change names the version of what it changes, and is refused if another gateway was first.
 
@@ -17,6 +18,7 @@ mod mirror;
 mod postgres;
 pub(crate) mod sweep;
 pub(crate) mod transfer;
+pub(crate) mod visit;
 
 use std::sync::Arc;
 

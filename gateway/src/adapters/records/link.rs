@@ -14,7 +14,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use keys::{Key, KeyHash};
 use sqlx::{
     Acquire as _, PgConnection, PgPool,
     postgres::{PgListener, PgPoolOptions},
@@ -37,7 +36,7 @@ use crate::{
 };
 
 /// How long the server may take for one thing that is asked of it.
-const PATIENCE: Duration = Duration::from_secs(5);
+pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 /// How often the number of the last change is looked at when nothing is heard.
 const LOOK: Duration = Duration::from_secs(1);
 /// Between a connection that was lost and the next.
@@ -113,7 +112,7 @@ impl Shared {
         Ok((shared, records))
     }
 
-    fn at(address: PostgresAddress, mirror: Option<Mirror>) -> Self {
+    pub(super) fn at(address: PostgresAddress, mirror: Option<Mirror>) -> Self {
         let heard = Mutex::new((Instant::now(), None));
         Self { address, session: Mutex::default(), heard, own: AtomicU64::new(0), mirror }
     }
@@ -214,7 +213,7 @@ impl Shared {
         self.within(count).await.map(i64::cast_unsigned)
     }
 
-    fn pool(&self) -> PgPool {
+    pub(super) fn pool(&self) -> PgPool {
         let options = PgPoolOptions::new().max_connections(MAX_CONNECTIONS).acquire_timeout(PATIENCE);
         options.connect_lazy_with(self.address.options().clone())
     }
@@ -255,7 +254,7 @@ impl Shared {
     }
 
     /// What came of a change of `name`.
-    fn settled(
+    pub(super) fn settled(
         &self,
         name: &str,
         done: Result<Result<Option<u64>, Broken>, tokio::time::error::Elapsed>,
@@ -367,38 +366,6 @@ impl Shared {
             Err(_) => Ok(()),
         }
     }
-}
-
-/// How many adapters are registered there; `None` if there is no registry yet. Nothing is changed.
-///
-/// # Errors
-/// If it cannot be reached or read.
-pub(crate) async fn look(address: &PostgresAddress) -> Result<Option<u64>, DatabaseError> {
-    let shared = Shared::at(address.clone(), None);
-    let pool = shared.pool();
-    let mut connection = shared.within(pool.acquire()).await?;
-    shared.within(postgres::count(&mut connection)).await
-}
-
-/// The API keys of a registry, once keys are added and those of other hashes removed.
-///
-/// # Errors
-/// If it cannot be reached or changed.
-pub(crate) async fn keys(
-    address: PostgresAddress,
-    added: &[Key],
-    removed: &[KeyHash],
-) -> Result<Vec<String>, DatabaseError> {
-    let (shared, _) = Shared::open(address).await?;
-    let pool = shared.session()?;
-    if !(added.is_empty() && removed.is_empty()) {
-        let added: Vec<_> = added.iter().map(|key| (key.hash.to_hex(), key.to_string())).collect();
-        let removed: Vec<_> = removed.iter().map(|hash| hash.to_hex()).collect();
-        let changed = timeout(PATIENCE, postgres::change_keys(&pool, &added, &removed)).await;
-        shared.settled("API keys", changed.map(|changed| changed.map(Some)))?;
-    }
-    let mut connection = shared.within(pool.acquire()).await?;
-    shared.within(postgres::keys(&mut connection)).await
 }
 
 /// The server's code for a full disk.
