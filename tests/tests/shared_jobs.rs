@@ -93,6 +93,7 @@ fn files_and_jobs_are_the_same_through_every_host_and_a_job_obeys_through_any() 
         let moving = ["registry", "move", "--from", &postgres.url(), "--to", &back, "--store", &bucket.url()];
         let (moved, said) = fixtures::holobiont(&moving, &bucket.variables());
         assert!(!moved && said.contains("1 fine-tuning jobs that have not ended"), "{said}");
+        jobs::wait_for_checkpoint(&door.client, &id);
         let step = jobs::job(&door.client, &id).expect("it is known")["step"].clone();
         assert_eq!(jobs::turn(&door.client, &id, "resume"), "queued");
         assert!(jobs::made(&door.client, &id, step.as_u64().expect("a step") + 1));

@@ -44,8 +44,8 @@ pub(super) fn with_problems(message: String, problems: &[(u64, String)]) -> Stri
 
 /// A job to which this happened, and what is said of it. A checkpoint is pending until it is [`confirmed`].
 pub(super) fn noted(job: &mut JobRecord, event: Event) -> Vec<EventRecord> {
-    // A trainer that is told to stop keeps one more.
-    let is_heard = job.status.is_due() || matches!(event, Event::Checkpoint { .. });
+    // A trainer that is told to stop ends its step first, and keeps a checkpoint.
+    let is_heard = job.status.is_due() || matches!(event, Event::Step(_) | Event::Checkpoint { .. });
     if !is_heard || job.status.is_final() {
         return Vec::new();
     }
