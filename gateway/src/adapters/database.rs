@@ -222,6 +222,17 @@ impl Database {
         transaction.commit().await.map_err(DatabaseError::of)
     }
 
+    /// How many fine-tuning jobs have not ended.
+    ///
+    /// # Errors
+    /// [`DatabaseError::Failed`].
+    pub(super) async fn count_unfinished_jobs(&self) -> Result<u64, DatabaseError> {
+        let mut connection = self.writer().await?;
+        let count =
+            sqlx::query_scalar("SELECT COUNT(*) FROM jobs WHERE due").fetch_one(&mut *connection).await;
+        count.map(i64::cast_unsigned).map_err(DatabaseError::of)
+    }
+
     /// The connection, for one statement or transaction.
     pub(crate) async fn writer(&self) -> Result<MutexGuard<'_, SqliteConnection>, DatabaseError> {
         let connection = self.connection.lock().await;

@@ -3,12 +3,13 @@
 //!
 //! - [`address`]: where that PostgreSQL is, as it is set: never with a password in it.
 //! - [`link`]: the connection to it: changes of other gateways as they come, and how old what is known is.
-//! - [`postgres`]: its tables and statements.
+//! - [`postgres`]: what is said to it; `layout` has its tables.
 //! - [`transfer`]: a registry copied from the one kind to the other.
 //!
 //! A change names the version of what it changes, and is refused if another gateway was first.
 
 pub mod address;
+mod layout;
 pub(crate) mod link;
 mod postgres;
 pub(crate) mod transfer;

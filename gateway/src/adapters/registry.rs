@@ -21,7 +21,7 @@ use super::{
         link::{Freshness, Shared},
     },
     residency::{Home, Tier},
-    store::{BucketAddress, FetchFigures, Held, Store, Sweep},
+    store::{BucketAddress, FetchFigures, Held, Store, Sweep, bucket::Bucket},
     table::Table,
 };
 use crate::{caller::Caller, executors::Executors, lock::lock, thread};
@@ -153,9 +153,14 @@ impl Registry {
         self.entries().is_empty()
     }
 
-    /// What else must outlive the process is kept there too.
-    pub(crate) fn database(&self) -> &Database {
+    /// What else of this host must outlive the process is kept there too.
+    pub(crate) fn database(&self) -> &Arc<Database> {
         &self.database
+    }
+
+    /// What else the hosts of a fleet share is kept there too: rows in its PostgreSQL, bytes in its bucket.
+    pub(crate) fn shared(&self) -> Option<(&Arc<Shared>, &Arc<Bucket>)> {
+        Some((self.records.shared()?, self.store.bucket()?))
     }
 
     /// The files of an adapter, as they were copied; they stay as long as what else is returned lives.

@@ -131,7 +131,7 @@ pub struct Store {
 /// A bucket, and what of it is here.
 #[derive(Debug)]
 struct Remote {
-    bucket: Bucket,
+    bucket: Arc<Bucket>,
     cache: Arc<Cache>,
     figures: fetch::Counters,
 }

@@ -12,5 +12,6 @@ mod servers;
 mod support;
 
 mod files;
+mod jobs;
 mod names;
 mod outages;

@@ -52,6 +52,15 @@ impl Host {
         bucket: &Bucket,
         cache_bytes: u64,
     ) -> Self {
+        Self::of(directory, Some(fleet(postgres, bucket, cache_bytes))).await
+    }
+
+    /// A host that shares nothing.
+    pub(crate) async fn alone() -> Self {
+        Self::of(tempfile::tempdir().unwrap(), None).await
+    }
+
+    async fn of(directory: TempDir, fleet: Option<Fleet>) -> Self {
         let path = directory.path();
         std::fs::create_dir_all(path.join("root")).unwrap();
         let fake = FakeExecutor::start(&path.join("socket"), ROOM, Duration::ZERO).await;
@@ -64,7 +73,7 @@ impl Host {
             adapter_root: path.join("root").canonicalize().unwrap(),
             max_adapters: 2000,
             max_adapter_file_bytes: 64 << 20,
-            fleet: Some(fleet(postgres, bucket, cache_bytes)),
+            fleet,
         };
         let registry = Registry::open(executors, options).await.unwrap();
         let mut link = executor.link();

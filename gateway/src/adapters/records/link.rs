@@ -19,10 +19,11 @@ use sqlx::{
 };
 use tokio::time::{sleep, timeout};
 
+pub(crate) use super::postgres::Broken;
 use super::{
     Changes,
     address::PostgresAddress,
-    postgres::{self, Broken, CHANNEL},
+    postgres::{self, CHANNEL},
 };
 use crate::{
     adapters::database::{DatabaseError, Record},
@@ -35,8 +36,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_secs(1);
 /// Between a connection that was lost and the next.
 const PAUSE: Duration = Duration::from_millis(200);
-/// Connections of one gateway: one listens, the others change something.
-const MAX_CONNECTIONS: u32 = 4;
+/// Connections of one gateway: two listen, the others change something.
+const MAX_CONNECTIONS: u32 = 8;
 
 /// Who is told what was read.
 pub(in crate::adapters) trait Reader: Send + Sync + 'static {
@@ -57,7 +58,7 @@ pub struct Freshness {
 
 /// A registry of many hosts.
 #[derive(Debug)]
-pub(in crate::adapters) struct Shared {
+pub(crate) struct Shared {
     address: PostgresAddress,
     /// The connections there are; none as long as it cannot be reached.
     session: Mutex<Option<PgPool>>,
@@ -139,12 +140,23 @@ impl Shared {
         postgres::put_all(&pool, records).await.map_err(|broken| self.broken(broken))
     }
 
+    /// How many fine-tuning jobs have not ended.
+    pub(super) async fn count_unfinished_jobs(&self) -> Result<u64, DatabaseError> {
+        let pool = self.session()?;
+        let count = sqlx::query_scalar("SELECT COUNT(*) FROM holobiont_jobs WHERE due").fetch_one(&pool);
+        self.within(count).await.map(i64::cast_unsigned)
+    }
+
     fn pool(&self) -> PgPool {
         let options = PgPoolOptions::new().max_connections(MAX_CONNECTIONS).acquire_timeout(PATIENCE);
         options.connect_lazy_with(self.address.options().clone())
     }
 
-    fn session(&self) -> Result<PgPool, DatabaseError> {
+    /// The connections there are.
+    ///
+    /// # Errors
+    /// If it cannot be reached now.
+    pub(crate) fn session(&self) -> Result<PgPool, DatabaseError> {
         let session = lock(&self.session).clone();
         session.ok_or_else(|| {
             let freshness = self.freshness();
@@ -154,13 +166,24 @@ impl Shared {
     }
 
     /// What comes of reading, or of what does no harm if it happens twice.
-    async fn within<T>(
+    pub(crate) async fn within<T>(
         &self,
         asked: impl Future<Output = Result<T, sqlx::Error>>,
     ) -> Result<T, DatabaseError> {
         match timeout(PATIENCE, asked).await {
             Ok(done) => done.map_err(|error| self.unreachable(&said(&error))),
             Err(_) => Err(self.unreachable(&"it does not answer")),
+        }
+    }
+
+    /// What comes of a change that knows itself what it has changed.
+    pub(crate) async fn done<T>(
+        &self,
+        change: impl Future<Output = Result<T, Broken>>,
+    ) -> Result<T, DatabaseError> {
+        match timeout(PATIENCE, change).await {
+            Ok(done) => done.map_err(|broken| self.broken(broken)),
+            Err(_) => Err(self.unclear("it does not answer".to_owned())),
         }
     }
 

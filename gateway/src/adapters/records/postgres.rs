@@ -12,7 +12,7 @@ use sqlx::{
     postgres::{PgQueryResult, PgRow},
 };
 
-use super::{Changes, Scope};
+use super::{Changes, Scope, layout::MIGRATIONS};
 use crate::adapters::{
     database::{Record, signed},
     store::ContentId,
@@ -27,36 +27,19 @@ const KEPT_CHANGES: i64 = 10_000;
 /// Held while the layout is made: the first gateways of a fleet start together.
 const LAYOUT_LOCK: i64 = 0x686f_6c6f_6269_6f6e;
 
-/// Steps from nothing to the layout of today; the layout's number is how many were taken. Never edit one.
-const MIGRATIONS: &[&str] = &["CREATE TABLE holobiont_clock (
-        only_one BOOLEAN PRIMARY KEY DEFAULT TRUE CHECK (only_one),
-        change BIGINT NOT NULL
-    );
-    INSERT INTO holobiont_clock (change) VALUES (0);
-    CREATE TABLE holobiont_changes (number BIGINT PRIMARY KEY, name TEXT COLLATE \"C\" NOT NULL);
-    CREATE TABLE holobiont_adapters (
-        name TEXT COLLATE \"C\" PRIMARY KEY,
-        tenant TEXT,
-        content BYTEA NOT NULL CHECK (octet_length(content) = 32),
-        generation BYTEA NOT NULL CHECK (octet_length(generation) = 32),
-        rank BIGINT NOT NULL,
-        bytes BIGINT NOT NULL,
-        modules BIGINT NOT NULL,
-        draft_layers BIGINT NOT NULL,
-        source TEXT NOT NULL,
-        loaded_at BIGINT NOT NULL,
-        last_used_us BIGINT NOT NULL,
-        pinned BOOLEAN NOT NULL,
-        version BIGINT NOT NULL
-    );"];
-
 /// Why there is no change.
 #[derive(Debug)]
-pub(super) enum Broken {
+pub(crate) enum Broken {
     /// Nothing has happened.
     Before(sqlx::Error),
     /// The answer to the commit did not come.
     Committing(sqlx::Error),
+}
+
+impl From<sqlx::Error> for Broken {
+    fn from(error: sqlx::Error) -> Self {
+        Self::Before(error)
+    }
 }
 
 /// The layout that is there, and the latest that is known here.

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! PREFIX/<64 hexadecimal digits>/adapter_config.json, adapter_model.safetensors     or: adapter.gguf
+//! PREFIX/training/...                                                               see `training::objects`
 //! ```
 //!
 //! What is named after its content is never another: it may be written twice, and read in pieces. Whether what came is what
@@ -126,7 +127,7 @@ impl fmt::Debug for BucketAddress {
 
 /// See the module's description.
 #[derive(Debug)]
-pub(super) struct Bucket {
+pub(crate) struct Bucket {
     address: BucketAddress,
     objects: Arc<dyn ObjectStore>,
 }
@@ -143,8 +144,26 @@ impl Bucket {
         Ok(Self { address, objects: Arc::new(objects) })
     }
 
-    pub(super) fn address(&self) -> &BucketAddress {
+    pub(crate) fn address(&self) -> &BucketAddress {
         &self.address
+    }
+
+    /// Brings a file there and calls it `name`.
+    pub(crate) async fn put(&self, name: &str, from: &FilePath) -> Result<(), BucketError> {
+        self.send(&self.at(name), File::open(from).await?).await
+    }
+
+    /// Brings the `bytes` of what is called `name` into the file `to`, going on from what is there of it.
+    pub(crate) async fn get(&self, name: &str, bytes: u64, to: &FilePath) -> Result<(), BucketError> {
+        self.download_file(&self.at(name), bytes, to).await
+    }
+
+    /// Removes what is called `name`, if it is there.
+    pub(crate) async fn delete(&self, name: &str) -> Result<(), BucketError> {
+        match self.objects.delete(&self.at(name)).await {
+            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
+            Err(error) => Err(self.failed(error)),
+        }
     }
 
     /// Writes a few bytes, reads them, and takes them away.
@@ -170,16 +189,19 @@ impl Bucket {
     /// Brings the files in `directory` there. What may be there already is replaced: it may have rotted.
     pub(super) async fn upload(&self, content: ContentId, directory: &FilePath) -> Result<(), BucketError> {
         for name in content::names(directory) {
-            let (path, mut file) = (self.path(content, name), File::open(directory.join(name)).await?);
-            if file.metadata().await?.len() <= PART_BYTES as u64 {
-                let mut bytes = Vec::new();
-                file.read_to_end(&mut bytes).await?;
-                self.objects.put(&path, bytes.into()).await.map_err(|error| self.failed(error))?;
-            } else {
-                self.upload_parts(&path, file).await?;
-            }
+            let file = File::open(directory.join(name)).await?;
+            self.send(&self.path(content, name), file).await?;
         }
         Ok(())
+    }
+
+    async fn send(&self, path: &Path, mut file: File) -> Result<(), BucketError> {
+        if file.metadata().await?.len() > PART_BYTES as u64 {
+            return self.upload_parts(path, file).await;
+        }
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes).await?;
+        self.objects.put(path, bytes.into()).await.map(drop).map_err(|error| self.failed(error))
     }
 
     async fn upload_parts(&self, path: &Path, mut file: File) -> Result<(), BucketError> {
@@ -215,12 +237,14 @@ impl Bucket {
         match self.bytes_of(content, CONFIG_FILE, max_file_bytes).await {
             Err(BucketError::Missing { .. }) => {
                 let bytes = self.bytes_of(content, GGUF_FILE, max_file_bytes).await?;
-                self.download_file(content, GGUF_FILE, bytes, directory).await
+                self.download_file(&self.path(content, GGUF_FILE), bytes, &directory.join(GGUF_FILE)).await
             }
             bytes => {
-                self.download_file(content, CONFIG_FILE, bytes?, directory).await?;
+                self.download_file(&self.path(content, CONFIG_FILE), bytes?, &directory.join(CONFIG_FILE))
+                    .await?;
                 let bytes = self.bytes_of(content, WEIGHT_FILE, max_file_bytes).await?;
-                self.download_file(content, WEIGHT_FILE, bytes, directory).await
+                self.download_file(&self.path(content, WEIGHT_FILE), bytes, &directory.join(WEIGHT_FILE))
+                    .await
             }
         }
     }
@@ -239,16 +263,9 @@ impl Bucket {
         Ok(bytes)
     }
 
-    async fn download_file(
-        &self,
-        content: ContentId,
-        name: &str,
-        bytes: u64,
-        directory: &FilePath,
-    ) -> Result<(), BucketError> {
-        let path = self.path(content, name);
+    async fn download_file(&self, path: &Path, bytes: u64, to: &FilePath) -> Result<(), BucketError> {
         let mut file = OpenOptions::new();
-        let mut file = file.create(true).write(true).truncate(false).open(directory.join(name)).await?;
+        let mut file = file.create(true).write(true).truncate(false).open(to).await?;
         let mut have = file.metadata().await?.len();
         if have > bytes {
             file.set_len(0).await?;
@@ -258,7 +275,7 @@ impl Bucket {
         while have < bytes {
             let before = have;
             file.seek(SeekFrom::Start(have)).await?;
-            let ended = self.append(&path, &mut file, &mut have, bytes).await;
+            let ended = self.append(path, &mut file, &mut have, bytes).await;
             file.flush().await?;
             attempts = if have > before { 0 } else { attempts + 1 };
             match ended {

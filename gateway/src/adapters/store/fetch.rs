@@ -59,7 +59,7 @@ impl Store {
     /// If what lies here cannot be listed, or nothing can be asked of any bucket.
     pub fn of_bucket(mut self, address: BucketAddress, budget_bytes: u64) -> Result<Self, StoreError> {
         let cache = Arc::new(Cache::new(budget_bytes, found(&self.directory)?));
-        let remote = Remote { bucket: Bucket::open(address)?, cache, figures: Counters::default() };
+        let remote = Remote { bucket: Arc::new(Bucket::open(address)?), cache, figures: Counters::default() };
         self.remote = Some(Arc::new(remote));
         Ok(self)
     }
@@ -68,6 +68,11 @@ impl Store {
     #[must_use]
     pub fn has(&self, content: ContentId) -> bool {
         self.directory(content).exists()
+    }
+
+    /// The bucket, if there is one.
+    pub(crate) fn bucket(&self) -> Option<&Arc<Bucket>> {
+        self.remote.as_ref().map(|remote| &remote.bucket)
     }
 
     /// What is counted, if there is a bucket.
