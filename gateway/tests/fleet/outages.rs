@@ -122,32 +122,6 @@ async fn a_gateway_that_starts_without_postgresql_serves_what_its_host_knew_and_
     eventually("they agree", || other.all() == one.all()).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_registry_is_reached_in_tls_and_never_where_another_could_have_taken_its_place() {
-    let postgres = match Postgres::start() {
-        Ok(postgres) => postgres,
-        Err(why) => return eprintln!("skipped: {why}"),
-    };
-    let plain = format!("{}?sslmode=verify-full", postgres.url());
-    let look = |url: String| {
-        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_gateway"));
-        let output = command.args(["registry", "check", "--registry", &url]).output().unwrap();
-        let said = [output.stdout, output.stderr].concat();
-        (output.status.success(), String::from_utf8(said).unwrap())
-    };
-    let look = |url: String| tokio::task::block_in_place(|| look(url));
-    let (well, said) = look(plain.clone());
-    assert!(!well && said.contains("cannot be reached"), "it speaks no TLS: {said}");
-    let certificate = postgres.encrypt();
-    let (well, said) = look(plain.clone());
-    assert!(!well && said.contains("certificate"), "nobody knows who it is: {said}");
-    let trusted = format!("{plain}&sslrootcert={}", certificate.display());
-    let (well, said) = look(trusted.clone());
-    assert!(well && said.contains("no registry yet"), "{said}");
-    let (well, said) = look(trusted.replace("127.0.0.1", "localhost"));
-    assert!(!well && said.contains("cannot be reached"), "the certificate is for another name: {said}");
-}
-
 /// `gateway registry keys` with these arguments; what it prints.
 fn keys(postgres: &Postgres, arguments: &[&str]) -> String {
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_gateway"));

@@ -59,25 +59,6 @@ impl Postgres {
         Ok(postgres)
     }
 
-    /// From now on it answers in TLS, too, as 127.0.0.1; the certificate that its own is issued by.
-    #[must_use]
-    pub fn encrypt(&self) -> PathBuf {
-        let at = |name: &str| self.directory.path().join(name);
-        let mut made = Command::new("openssl");
-        made.args(["req", "-x509", "-nodes", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]);
-        made.args(["-days", "2", "-subj", "/CN=fleet", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout"]);
-        self.run(made.arg(at("key.pem")).arg("-out").arg(at("cert.pem")));
-        let file = self.data().join("postgresql.conf");
-        let settings = fs::read_to_string(&file).expect("a cluster has settings");
-        let name = |name: &str| format!("'{}'", at(name).display());
-        let added =
-            format!("ssl = on\nssl_cert_file = {}\nssl_key_file = {}\n", name("cert.pem"), name("key.pem"));
-        fs::write(&file, settings + &added).expect("they can be written");
-        self.stop();
-        self.restart();
-        at("cert.pem")
-    }
-
     /// Its address, as a setting names it.
     #[must_use]
     pub fn url(&self) -> String {
