@@ -72,8 +72,7 @@ impl Ask {
 }
 
 /// What `adapter` says.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Hash, Deserialize)]
-#[serde(from = "Said")]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Hash)]
 pub enum Named {
     /// Nothing.
     #[default]
@@ -84,24 +83,69 @@ pub enum Named {
     Generation(u64),
 }
 
-/// The forms that `adapter` has.
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Said {
-    Name(String),
-    Of { generation: String },
-    Other(IgnoredAny),
-}
-
-impl From<Said> for Named {
-    fn from(said: Said) -> Self {
-        match said {
-            Said::Name(name) if !name.is_empty() => Self::Name(name),
-            Said::Of { generation } => beginning_of(&generation).map_or(Self::Not, Self::Generation),
-            Said::Name(_) | Said::Other(_) => Self::Not,
-        }
+impl<'de> Deserialize<'de> for Named {
+    fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
+        value.deserialize_any(NamedVisitor)
     }
 }
+
+/// Reads a name, or the generation of an object; keeps nothing of anything else.
+struct NamedVisitor;
+
+impl<'de> Visitor<'de> for NamedVisitor {
+    type Value = Named;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("anything")
+    }
+
+    fn visit_str<E>(self, name: &str) -> Result<Named, E> {
+        Ok(if name.is_empty() { Named::Not } else { Named::Name(name.to_owned()) })
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Named, A::Error> {
+        let mut named = Named::Not;
+        while let Some(field) = fields.next_key::<String>()? {
+            if field == "generation" {
+                let Generation(generation) = fields.next_value()?;
+                named = beginning_of(&generation).map_or(Named::Not, Named::Generation);
+            } else {
+                fields.next_value::<IgnoredAny>()?;
+            }
+        }
+        Ok(named)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Named, A::Error> {
+        while items.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(Named::Not)
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<Named, E> {
+        Ok(Named::Not)
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<Named, E> {
+        Ok(Named::Not)
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<Named, E> {
+        Ok(Named::Not)
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<Named, E> {
+        Ok(Named::Not)
+    }
+
+    fn visit_unit<E>(self) -> Result<Named, E> {
+        Ok(Named::Not)
+    }
+}
+
+/// The text of a generation; what is no text is empty.
+#[derive(Deserialize)]
+#[serde(transparent)]
+struct Generation(#[serde(deserialize_with = "text_or_nothing")] String);
 
 /// A text, or anything else, which is none.
 fn text_or_nothing<'de, D: Deserializer<'de>>(value: D) -> Result<String, D::Error> {
@@ -206,13 +250,24 @@ mod tests {
         assert_eq!((ask.model.as_str(), ask.beginning()), ("base:a", &b"userHello"[..]));
         assert_eq!(ask.prompt_tokens(), 3);
         let ask = Ask::read(br#"{"prompt":[1,2,3],"adapter":"a","model":"m"}"#);
-        assert_eq!((ask.adapter, 3), (Named::Name("a".to_owned()), 3));
+        assert_eq!((&ask.adapter, ask.prompt_tokens()), (&Named::Name("a".to_owned()), 3));
         let parts = br#"{"model":"m","messages":[{"role":"user","content":[{"type":"text","text":"Hi"}]}]}"#;
         assert_eq!(Ask::read(parts).beginning(), b"usertextHi");
         assert_eq!(
             Ask::read(br#"{"model":"m","prompt":"Hi","adapter":{"generation":"ab"}}"#).adapter,
             Named::Not
         );
+        for none in
+            ["7", "-7", "0.5", "true", "null", "[\"a\"]", "\"\"", r#"{"generation":7}"#, r#"{"x":[{}]}"#]
+        {
+            let body = format!(r#"{{"model":"m","adapter":{none},"prompt":"Hi"}}"#);
+            let ask = Ask::read(body.as_bytes());
+            assert_eq!(
+                (ask.model.as_str(), &ask.adapter, ask.beginning()),
+                ("m", &Named::Not, &b"Hi"[..]),
+                "{none}"
+            );
+        }
         let hash = "0b".repeat(32);
         let body = format!(r#"{{"model":"m","adapter":{{"generation":"{hash}"}}}}"#);
         assert_eq!(Ask::read(body.as_bytes()).adapter, Named::Generation(0x0b0b_0b0b_0b0b_0b0b));

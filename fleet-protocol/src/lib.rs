@@ -174,7 +174,8 @@ pub struct Adapter {
     pub rank: u64,
     /// Bytes of its factors.
     pub bytes: u64,
-    /// The beginning of its generation ([`beginning_of`]).
+    /// The beginning of its generation ([`beginning_of`]); 0 from a gateway of before, which does not say it.
+    #[serde(default)]
     pub generation: u64,
 }
 

@@ -6,7 +6,7 @@ use std::{
 };
 
 use clap::Parser;
-use keys::{Key, KeyHash};
+use keys::{Key, KeyHash, MAX_KEYS};
 use settings::ByteCount;
 
 use crate::adapters::{
@@ -93,6 +93,9 @@ pub enum TaskError {
     /// The bucket cannot be used.
     #[error("{0}; check its name and the AWS_... variables")]
     Bucket(#[source] StoreError),
+    /// More than a host looks through.
+    #[error("a registry holds {MAX_KEYS} API keys at most; revoke some")]
+    TooManyKeys,
     /// Not everything was removed.
     #[error(transparent)]
     Sweep(#[from] SweepError),
@@ -134,7 +137,12 @@ async fn done(task: Task) -> Result<Vec<String>, TaskError> {
             }
         }
         Task::Keys { registry, add, revoke } => {
-            said.extend(visit::keys(PostgresAddress::parse(&registry)?, &add, &revoke).await?);
+            let address = PostgresAddress::parse(&registry)?;
+            // Hosts would refuse all of them, and not hear of those that are revoked.
+            if !add.is_empty() && visit::keys(address.clone(), &[], &[]).await?.len() + add.len() > MAX_KEYS {
+                return Err(TaskError::TooManyKeys);
+            }
+            said.extend(visit::keys(address, &add, &revoke).await?);
         }
         Task::Sweep { registry, store, older_than_hours, dry_run } => {
             let found = if dry_run { Found::Counted } else { Found::Removed };

@@ -90,7 +90,7 @@ fn report() -> Value {
             "open": true, "places": 8, "running": work, "waiting": work, "promised_tpot_us": null,
             "timings": timings,
         }],
-        "registered": { "tag": 1, "content": [{ "name": "a", "rank": 8, "bytes": 100 }] },
+        "registered": { "tag": 1, "content": [{ "name": "a", "rank": 8, "bytes": 100, "generation": 7 }, { "name": "b", "rank": 8, "bytes": 100 }] },
         "resident": { "tag": 2, "content": [["a"]] },
     })
 }

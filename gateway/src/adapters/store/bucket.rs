@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! PREFIX/<64 hexadecimal digits>/adapter_config.json, adapter_model.safetensors     or: adapter.gguf
-//! PREFIX/training/...                                                               see `training::objects`
+//! PREFIX/training/...                                                               see `training::records`
 //! ```
 //!
 //! What is named after its content is never another: it may be written twice, and read in pieces. Whether what came is what
