@@ -72,6 +72,7 @@ use self::{
 use crate::{
     below::Below,
     budget::MemoryBudget,
+    grammars::Helpers,
     placement::Placement,
     pulse::{DeviceLost, Figures, Pulse},
 };
@@ -116,6 +117,7 @@ pub struct Engine<P: ForwardPass> {
     below: Below,
     outboxes: Outboxes,
     drafts: Drafts,
+    grammars: Option<Helpers>,
     limits: Limits,
     clock: Box<dyn Clock>,
     began_at: Instant,
@@ -151,6 +153,7 @@ impl<P: ForwardPass> Engine<P> {
             below: Below::default(),
             outboxes: Outboxes::default(),
             drafts: Drafts::default(),
+            grammars: None,
             limits,
             began_at: clock.now(),
             clock,
@@ -190,6 +193,12 @@ impl<P: ForwardPass> Engine<P> {
     #[must_use]
     pub fn with_drafts(self, drafts: Drafts) -> Self {
         Self { drafts, ..self }
+    }
+
+    /// Has `grammars` find out what may come next where an answer has to look like something; without, such requests are refused.
+    #[must_use]
+    pub fn with_grammars(self, grammars: Helpers) -> Self {
+        Self { grammars: Some(grammars), ..self }
     }
 
     /// Tells what `budget` says is held.

@@ -12,7 +12,7 @@
 //! - [`device_bytes`]: how keys and values and adapters divide the device.
 //! - [`memory`], [`below`]: the tiers of keys and values as they are set; the bytes that are not on the device.
 //! - `caller`: whose request or call something is.
-//! - [`author`]: who drafts for a sequence.
+//! - [`author`]: who drafts for a sequence. [`grammars`]: what may come next in one that has to look like something.
 //! - [`adapters`], [`loader`]: adapters of the host tier and their budget; the thread that brings them in.
 //! - [`placement`], [`device`]: which adapters the device holds, as the engine sees it; the device tier.
 //! - [`costs`]: what a cold start costs here, and which way is the shorter.
@@ -33,7 +33,7 @@
 //! ```
 //!
 //! The engine waits for nobody. The service waits for the engine to take in events, which it does before every
-//! step; the loader waits for a disk, and nobody for the loader. So does the thread that keeps keys and values in a file.
+//! step; the loader waits for a disk, and nobody for the loader. Helpers find out what grammars allow while the engine computes logits. So does the thread that keeps keys and values in a file.
 
 #![forbid(unsafe_code)]
 
@@ -53,6 +53,7 @@ pub mod engine;
 mod failpoints;
 #[cfg(test)]
 mod fixtures;
+pub mod grammars;
 pub mod images;
 pub mod loader;
 pub mod memory;
@@ -91,6 +92,7 @@ use self::{
     config::{Config, EngineKind},
     device::Arrivals,
     engine::{Engine, Limits, drafts::Drafts, event::Event},
+    grammars::Helpers,
     loader::Loader,
     memory::MemorySettings,
     progress::Progress,
@@ -229,11 +231,13 @@ where
     let arrivals = Arrivals::new(move |id| tell(Event::AdapterArrived(id)));
     let tell = teller(&engine_sender);
     let copied = FileCopies::new(move |copy| tell(Event::FileCopied(copy)));
+    let ring = bell(&engine_sender);
     let wanted = settings.clone();
     // The thread that opens the model is the one that computes: it owns what it opens from the beginning.
     let engine = spawn("engine", move || {
         let _ended = ended;
-        let opened = open(&progress, arrivals).and_then(|resident| prepare(resident, &wanted, signs, copied));
+        let opened =
+            open(&progress, arrivals).and_then(|resident| prepare(resident, &wanted, signs, copied, ring));
         hand_over(opened, opened_sender).map_or(Ok(()), |engine| engine.run(events))
     })?;
     let opened = bound.wait_for(watched, systemd::loading, async {
@@ -257,14 +261,7 @@ where
     // Not joined at the end: it may be in the middle of a file that nobody wants any more.
     spawn("loader", move || loader::run(&loader, &budget, calls, &loaded))?;
     systemd::ready();
-    let idle = engine_sender.downgrade();
-    let poke = move || {
-        if let Some(engine) = idle.upgrade() {
-            // A full queue makes it turn, too.
-            let _ = engine.try_send(Event::Pulse);
-        }
-    };
-    let posted = tokio::spawn(systemd::keep_posted(pulse, poke));
+    let posted = tokio::spawn(systemd::keep_posted(pulse, bell(&engine_sender)));
     on_ready();
     service::serve(bound, Doors { engine: engine_sender, loader: loader_sender, engine_ended, shutdown })
         .await;
@@ -286,12 +283,23 @@ fn teller<A>(engine: &mpsc::Sender<Event<A>>) -> impl Fn(Event<A>) + use<A> {
     }
 }
 
+/// Has the engine turn, whatever else it does: a full queue makes it turn, too.
+fn bell<A: Send + Sync + 'static>(engine: &mpsc::Sender<Event<A>>) -> impl Fn() + Send + Clone + use<A> {
+    let engine = engine.downgrade();
+    move || {
+        if let Some(engine) = engine.upgrade() {
+            let _ = engine.try_send(Event::Pulse);
+        }
+    }
+}
+
 /// An engine over an opened model, and the loader beside it.
 fn prepare<P, L>(
     resident: Resident<P, L>,
     settings: &Settings,
     pulse: Pulse,
     copied: FileCopies,
+    compiled: impl Fn() + Send + Clone + 'static,
 ) -> anyhow::Result<(Engine<P>, (L, Budget))>
 where
     P: ForwardPass,
@@ -300,10 +308,11 @@ where
     let limits = limits(settings, &facts);
     let (cache, below) =
         memory::open(&settings.memory, &pass, &facts, limits.context_length, &budget.history, copied)?;
+    let grammars = Helpers::of_model(facts.model_path.clone().into(), compiled)?;
     let welcome = welcome(facts, settings, pass.vocab_size(), budget.adapters.limit_bytes());
     let engine = Engine::new(pass, limits, welcome, Box::new(SystemClock));
     let engine = engine.with_pulse(pulse).with_placement(placement).with_memory(cache, below);
-    let engine = engine.with_drafts(settings.drafts(draft_model));
+    let engine = engine.with_drafts(settings.drafts(draft_model)).with_grammars(grammars);
     let adapters = Budget::new(budget.adapters.clone());
     let engine = engine.with_budget(budget);
     Ok((layers.into_iter().fold(engine, Engine::with_layers), (loader, adapters)))

@@ -6,11 +6,11 @@
 //! - [`limits`] (what the machine can do), [`llama_cpp`] (beside its tools and its server), [`xab`], [`board`], [`cold`] (cold starts, decode in their modes,
 //!   and the crossover), [`executors`], [`far`] (one on another host), [`split`] (split clients: rate and calls, batching, beside resident requests,
 //!   masking), [`gpu`], [`reality`] and [`fleet`] (the simulator beside what it simulates), [`fairness`] (tenants beside each other),
-//!   [`perf_model`] (what ranks cost), [`picker`] (a host for each request), [`stream`] (a base that comes from a disk),
+//!   [`perf_model`] (what ranks cost), [`picker`] (a host for each request), [`stream`] (a base that comes from a disk), [`grammar`] (answers of a form),
 //!   [`many_cores`] (the pass on more cores than there are): the benchmarks;
 //! - [`ours`] and [`peer`]: how each side is driven, by its measuring command and as a server;
 //! - [`measure`], [`report`], [`plot`]: alternation, medians and spreads, and the rows and pictures they become;
-//! - [`planted`]: a draft that is told the answer; [`http`], [`lora`], [`adapters`], [`workload`], [`arrivals`]: streamed requests, generated adapters, in files and in memory, prompts
+//! - [`planted`]: a draft that is told the answer; [`asking`]: what an engine in this process is asked; [`http`], [`lora`], [`adapters`], [`workload`], [`arrivals`]: streamed requests, generated adapters, in files and in memory, prompts
 //!   for the servers, and when they come;
 //! - [`process`], [`machine`]: child processes that never outlive the harness, and the cores all of them share.
 //!
@@ -19,6 +19,7 @@
 
 mod adapters;
 mod arrivals;
+mod asking;
 mod board;
 mod cold;
 mod config;
@@ -27,6 +28,7 @@ mod fairness;
 mod far;
 mod fleet;
 mod gpu;
+mod grammar;
 mod http;
 mod limits;
 mod llama_cpp;

@@ -5,7 +5,7 @@ use anyhow::{Context, Result};
 use crate::{
     board, cold,
     config::{Config, Name},
-    executors, fairness, far, fleet, gpu, limits, llama_cpp,
+    executors, fairness, far, fleet, gpu, grammar, limits, llama_cpp,
     machine::Cores,
     many_cores, perf_model, picker, reality,
     report::{Comparison, Outcome},
@@ -82,6 +82,7 @@ fn measure_alone(name: Name, config: &Config, cores: &Cores) -> Result<Vec<Compa
         Name::Far => far::run(config, cores),
         Name::ManyCores => many_cores::run(config, cores),
         Name::Stream => stream::run(config, cores),
+        Name::Grammar => grammar::run(config, cores),
         _ => Ok(Vec::new()),
     }
 }

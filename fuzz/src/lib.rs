@@ -6,7 +6,7 @@
 //! code that can be read, together with the answer it must get.
 //!
 //! # Layout
-//! - `targets`, `http`, `command`, `layers`, `training`, `store`, `fleet`: one function for each parser
+//! - `targets`, `http`, `command`, `layers`, `training`, `store`, `fleet`, `forms`: one function for each parser
 //! - [`seeds`]: the published shapes, by target
 //! - [`mutate`]: deterministic mutations, so that CI explores too
 //! - [`parts`]: several files in one input
@@ -18,6 +18,7 @@
 
 mod command;
 mod fleet;
+mod forms;
 pub mod guide;
 mod http;
 mod layers;
@@ -63,11 +64,21 @@ const BODY: usize = 64;
 /// text with its places.
 const SPLIT: usize = 256;
 
+/// A grammar is compiled within steps that are bounded, whatever its length; what they take is in [`COMPILED_BYTES`].
+const COMPILED: usize = 128;
+
+/// Instead of [`FIXED_BYTES`] for grammars.
+const COMPILED_BYTES: usize = 64 << 20;
+
 impl Target {
     /// The most bytes this may hold at any moment for `input`, the input itself not counted.
     #[must_use]
     pub fn budget(&self, input: &[u8]) -> usize {
-        let fixed = if self.bytes_per_byte == TABLES { STEPS_BYTES } else { FIXED_BYTES };
+        let fixed = match self.bytes_per_byte {
+            TABLES => STEPS_BYTES,
+            COMPILED => COMPILED_BYTES,
+            _ => FIXED_BYTES,
+        };
         input.len().saturating_mul(self.bytes_per_byte).saturating_add(fixed)
     }
 }
@@ -91,6 +102,8 @@ macro_rules! for_each_target {
             adapter_image: "an adapter in shared memory", targets::adapter_image, PLAIN;
             completion: "the body of a completion", http::completion, BODY;
             chat: "the body of a chat", http::chat, BODY;
+            grammar: "what an answer has to look like: a schema, an expression, a grammar", forms::grammar, COMPILED;
+            tool_calls: "an answer, in which calls of tools are looked for", forms::tool_calls, PLAIN;
             load_adapter: "the body of /v1/load_lora_adapter", http::load_adapter, BODY;
             unload_adapter: "the body of /v1/unload_lora_adapter", http::unload_adapter, BODY;
             pin_adapter: "the body of /v1/pin_lora_adapter", http::pin_adapter, BODY;

@@ -3,6 +3,7 @@
 mod adapter;
 mod command;
 mod fleet;
+mod forms;
 mod gguf;
 mod http;
 mod layers;
@@ -105,6 +106,8 @@ pub fn of(target: &str) -> Vec<Seed> {
         "adapter_image" => worker::images(),
         "completion" => http::completions(),
         "chat" => http::chats(),
+        "grammar" => forms::grammars(),
+        "tool_calls" => forms::tool_calls(),
         "load_adapter" => http::loads(),
         "unload_adapter" => http::unloads(),
         "pin_adapter" => http::pins(),

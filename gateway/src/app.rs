@@ -9,6 +9,7 @@ use std::{
 };
 
 use policy::routing::Policy;
+use settings::ToolCallParser;
 use tokio::sync::{Semaphore, watch};
 
 use crate::{
@@ -42,6 +43,8 @@ pub struct App {
     pub executors: Executors,
     /// How one of several executors is chosen.
     pub routing: Policy,
+    /// How the model writes calls of tools.
+    pub tool_call_parser: ToolCallParser,
     /// Service classes.
     pub classes: Arc<Classes>,
     /// Whose turn it is.
@@ -95,6 +98,8 @@ pub struct Parts {
     pub executors: Executors,
     /// How one of several executors is chosen.
     pub routing: Policy,
+    /// How the model writes calls of tools.
+    pub tool_call_parser: ToolCallParser,
     /// As they are set.
     pub classes: Arc<Classes>,
     /// Before these executors.
@@ -128,6 +133,7 @@ impl App {
         Self {
             executors: parts.executors,
             routing: parts.routing,
+            tool_call_parser: parts.tool_call_parser,
             classes: parts.classes,
             turns: parts.turns,
             status: parts.status,

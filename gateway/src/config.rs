@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use settings::{ClassError, LogFormat, ServiceClass};
+use settings::{ClassError, LogFormat, ServiceClass, ToolCallParser};
 use tls::{address::HostPort, client::CredentialsError};
 
 pub use self::{
@@ -161,6 +161,8 @@ pub struct Config {
     pub state: PathBuf,
     /// What the base model is called; `None` takes it from its file name.
     pub served_model_name: Option<String>,
+    /// How the model writes calls of tools.
+    pub tool_call_parser: ToolCallParser,
     /// Loaded at start.
     pub adapters: Vec<StartAdapter>,
     /// Absolute and without links.
@@ -235,6 +237,7 @@ impl TryFrom<Args> for Config {
             listen: args.listen,
             state: args.state,
             served_model_name: args.served_model_name,
+            tool_call_parser: args.tool_call_parser,
             adapters: args.adapters.start_adapters,
             adapter_root: adapter_root(&args.adapters.adapter_root)?,
             max_adapters: args.adapters.max_adapters,

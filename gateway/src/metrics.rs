@@ -132,7 +132,7 @@ impl Metrics {
                 _ => {}
             }
         }
-        for reason in ["stop", "length", "cancelled", "error"] {
+        for reason in ["stop", "length", "tool_calls", "cancelled", "error"] {
             drop(self.store.number(Id::Finished, &[reason]));
         }
     }

@@ -4,7 +4,8 @@
 //!
 //! - [`fields`]: a JSON body, read field by field; what is left over is refused by name.
 //! - [`ask`], [`target`]: who asks, with which seed, and which model is meant.
-//! - [`params`]: the sampling and output options that chat and completions share.
+//! - [`params`]: the sampling and output options that chat and completions share; [`delivery`]: how an answer travels.
+//! - [`structured`]: what an answer has to look like. [`tools`]: functions that it may call. [`messages`]: a conversation.
 //! - [`chat`], [`completions`]: the two ways to ask, each turned into a [`job::Job`].
 //! - [`job`]: prompts and options, checked; turned into sequences.
 //! - [`session`]: the sequences of a job, redone when the executor is lost.
@@ -24,6 +25,7 @@ pub mod chat;
 pub mod choice;
 pub mod collect;
 pub mod completions;
+pub mod delivery;
 #[cfg(test)]
 mod documented;
 pub mod echo;
@@ -33,14 +35,17 @@ pub mod fine_tuning;
 mod idempotency;
 pub mod job;
 pub mod logprobs;
+pub mod messages;
 pub mod models;
 pub mod order;
 pub mod paging;
 pub mod params;
 pub mod session;
 pub mod stream;
+pub mod structured;
 pub mod target;
 pub mod tokens;
+pub mod tools;
 pub mod types;
 
 pub use crate::errors;

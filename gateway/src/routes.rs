@@ -21,8 +21,8 @@ use crate::{
     fleet, health,
     metrics::text::CONTENT_TYPE,
     openai::{
-        adapters, answer::Answer, ask::Ask, chat, collect, completions, files, fine_tuning, job::Job, models,
-        params::Delivery, stream, tokens,
+        adapters, answer::Answer, ask::Ask, chat, collect, completions, delivery::Delivery, files,
+        fine_tuning, job::Job, models, stream, structured, tokens,
     },
     origin, pages, request,
     tinker::{checkpoints, sampling, sessions, training},
@@ -149,13 +149,13 @@ fn around(router: Router<Arc<App>>, app: &Arc<App>) -> Router {
 
 async fn chat_completions(State(app): State<Arc<App>>, ask: Ask) -> Result<Response, ApiError> {
     let shared = Arc::clone(&app);
-    let job = app.work(ask.body.len(), move || chat::job(&shared, ask)).await?;
+    let job = app.work(structured::weight(&ask.body), move || chat::job(&shared, ask)).await?;
     generate(&app, job).await
 }
 
 async fn text_completions(State(app): State<Arc<App>>, ask: Ask) -> Result<Response, ApiError> {
     let shared = Arc::clone(&app);
-    let job = app.work(ask.body.len(), move || completions::job(&shared, ask)).await?;
+    let job = app.work(structured::weight(&ask.body), move || completions::job(&shared, ask)).await?;
     generate(&app, job).await
 }
 

@@ -6,7 +6,7 @@
 use std::{
     fmt,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::SystemTime,
 };
 
@@ -16,10 +16,12 @@ use files::{
     model_files::{FindError, ModelFiles},
     text_hash::{TextHash, TextHashError},
 };
+use serde_json::{Map, Value, json};
 use text::{
-    chat::{Chat, ChatError, Message},
+    chat::{Chat, ChatError},
     chat_template::{ChatTemplate, GenerationPrompt, Limits},
     detokenize::{Detokenizer, TextStart},
+    grammar::{GrammarError, Grammars},
     tokenizer::{AddSpecial, EncodeError, ParseSpecial, SkipSpecial, Tokenizer, TokenizerError},
 };
 
@@ -46,12 +48,42 @@ pub struct Facts {
 }
 
 /// One message of a conversation.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ChatMessage {
-    /// `system`, `user` or `assistant`.
+    /// `system`, `user`, `assistant` or `tool`.
     pub role: &'static str,
     /// Its text.
     pub content: String,
+    /// Tools that an assistant has called, as templates take them.
+    pub calls: Vec<Value>,
+    /// What a tool's message answers.
+    pub answers: Option<Answered>,
+}
+
+/// The call that a tool's message answers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Answered {
+    /// Its number.
+    pub id: String,
+    /// The function that was called, if that is known.
+    pub name: Option<String>,
+}
+
+impl ChatMessage {
+    /// As templates take it: what there is not is no field.
+    fn value(&self) -> Value {
+        let mut value = json!({ "role": self.role, "content": self.content });
+        if !self.calls.is_empty() {
+            value["tool_calls"] = self.calls.clone().into();
+        }
+        if let Some(Answered { id, name }) = &self.answers {
+            value["tool_call_id"] = id.as_str().into();
+            if let Some(name) = name {
+                value["name"] = name.as_str().into();
+            }
+        }
+        value
+    }
 }
 
 /// Why text could not be turned into tokens.
@@ -127,10 +159,14 @@ pub trait Text: fmt::Debug + Send + Sync {
     fn decode(&self, tokens: &[u32]) -> String;
     /// The bytes a token stands for; for a special token those of its name, for an unknown one none.
     fn token_bytes(&self, token: u32) -> &[u8];
-    /// A decoder for one sequence.
-    fn decoder(&self, start: TextStart) -> Box<dyn Decoder>;
-    /// A conversation as the model was trained to see it, ready for the assistant's turn.
-    fn encode_chat(&self, messages: &[ChatMessage]) -> Result<Vec<u32>, TextError>;
+    /// A decoder for one sequence; of special tokens it shows those of these names alone.
+    fn decoder(&self, start: TextStart, shown: &[&str]) -> Box<dyn Decoder>;
+    /// The special token of this name.
+    fn special_token(&self, name: &str) -> Option<u32>;
+    /// A conversation as the model was trained to see it, ready for the assistant's turn, with tools that may be called.
+    fn encode_chat(&self, messages: &[ChatMessage], tools: &[Value]) -> Result<Vec<u32>, TextError>;
+    /// What grammars are tried on.
+    fn grammars(&self) -> Result<&Grammars, GrammarError>;
     /// What the model's files say.
     fn facts(&self) -> &Facts;
 }
@@ -140,6 +176,8 @@ pub trait Text: fmt::Debug + Send + Sync {
 pub struct ModelText {
     tokenizer: Arc<Tokenizer>,
     template: Option<ChatTemplate>,
+    /// Made when the first grammar comes.
+    grammars: OnceLock<Result<Grammars, GrammarError>>,
     facts: Facts,
 }
 
@@ -184,7 +222,7 @@ fn load_once(files: ModelFiles) -> Result<Arc<dyn Text>, LoadError> {
         tracing::error!(%error, "the model is served without chat");
         None
     });
-    Ok(Arc::new(ModelText { tokenizer: Arc::new(tokenizer), template, facts }))
+    Ok(Arc::new(ModelText { tokenizer: Arc::new(tokenizer), template, grammars: OnceLock::new(), facts }))
 }
 
 fn read(files: ModelFiles) -> Result<(Tokenizer, GenerationDefaults), LoadError> {
@@ -215,18 +253,28 @@ impl Text for ModelText {
         self.tokenizer.token_bytes(token).unwrap_or_default()
     }
 
-    fn decoder(&self, start: TextStart) -> Box<dyn Decoder> {
-        Box::new(Detokenizer::new(Arc::clone(&self.tokenizer), SkipSpecial::Yes, start))
+    fn decoder(&self, start: TextStart, shown: &[&str]) -> Box<dyn Decoder> {
+        let decoder = Detokenizer::new(Arc::clone(&self.tokenizer), SkipSpecial::Yes, start);
+        Box::new(decoder.showing(shown))
     }
 
-    fn encode_chat(&self, messages: &[ChatMessage]) -> Result<Vec<u32>, TextError> {
+    fn special_token(&self, name: &str) -> Option<u32> {
+        self.tokenizer.token_id(name).filter(|token| self.tokenizer.is_special(*token))
+    }
+
+    fn encode_chat(&self, messages: &[ChatMessage], tools: &[Value]) -> Result<Vec<u32>, TextError> {
         let template = self.template.as_ref().ok_or(TextError::NoTemplate)?;
         let chat = Chat::new(&self.tokenizer, template, SystemTime::now());
-        let messages: Vec<Message<'_>> = messages
-            .iter()
-            .map(|message| Message { role: message.role, content: &message.content })
-            .collect();
-        Ok(chat.encode(&messages, GenerationPrompt::Add)?)
+        let messages: Vec<Value> = messages.iter().map(ChatMessage::value).collect();
+        let mut variables = Map::new();
+        if !tools.is_empty() {
+            variables.insert("tools".to_owned(), tools.into());
+        }
+        Ok(chat.encode_values(&messages, &variables, GenerationPrompt::Add)?)
+    }
+
+    fn grammars(&self) -> Result<&Grammars, GrammarError> {
+        self.grammars.get_or_init(|| Grammars::of(&self.tokenizer)).as_ref().map_err(Clone::clone)
     }
 
     fn facts(&self) -> &Facts {

@@ -4,12 +4,14 @@ use serde::Serialize;
 
 /// Why a choice ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "snake_case")]
 pub enum FinishReason {
     /// The model's end token, a stop token or a stop string.
     Stop,
     /// `max_tokens` or the context length.
     Length,
+    /// As `Stop`, and the answer calls tools.
+    ToolCalls,
 }
 
 /// Token counts of a request.

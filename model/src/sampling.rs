@@ -89,6 +89,22 @@ pub fn sample(
     drawn.unwrap_or(best)
 }
 
+/// Leaves those tokens alone a chance that are in `allowed`: a bit for each, 32 to a word, the lowest bit first. Tokens
+/// behind the last word are out.
+pub fn restrict(logits: &mut [f32], allowed: &[u32]) {
+    let words = allowed.iter().copied().chain(std::iter::repeat(0));
+    for (logits, word) in logits.chunks_mut(32).zip(words) {
+        match word {
+            u32::MAX => {}
+            0 => logits.fill(f32::NEG_INFINITY),
+            word => {
+                let out = logits.iter_mut().enumerate().filter(|(bit, _)| word >> bit & 1 == 0);
+                out.for_each(|(_, logit)| *logit = f32::NEG_INFINITY);
+            }
+        }
+    }
+}
+
 /// Changes the logit of `token`, if there is one.
 fn set(logits: &mut [f32], token: u32, change: impl FnOnce(f32) -> f32) {
     if let Some(logit) = logits.get_mut(token as usize) {

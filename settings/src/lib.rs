@@ -52,5 +52,8 @@ pub use self::{
         ByteCount, CoreList, DeviceChoice, Gbps, MAX_CORES, MAX_PROCESS_NAME_BYTES, MAX_WORKERS, MemoryPart,
         Share, WaitFactor, WorkerCount, is_process_name,
     },
-    words::{AdapterDtype, Batching, CachePolicy, ColdStart, KvDtype, LogFormat, Precision, Routing},
+    words::{
+        AdapterDtype, Batching, CachePolicy, ColdStart, KvDtype, LogFormat, Precision, Routing,
+        ToolCallParser,
+    },
 };

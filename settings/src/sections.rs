@@ -15,7 +15,7 @@ use crate::{
     AdapterDtype, Batching, ByteCount, CachePolicy, ColdStart, CoreList, DeviceChoice, Draft, Gbps, KvDtype,
     LogFormat, MemoryPart, Precision, Preset,
     Preset::{Depends, Is},
-    Process, Routing, Setting, Share, Value, WaitFactor, WorkerCount,
+    Process, Routing, Setting, Share, ToolCallParser, Value, WaitFactor, WorkerCount,
     declaration::sections,
 };
 
@@ -215,6 +215,9 @@ sections! {
         /// Which of several executors gets a request: rank-aware, where it costs least, most-idle, first-fit, random, or
         /// algo1-printed, as the paper prints it
         routing: Routing, --"routing" "POLICY", Is("rank-aware"), Gateway;
+        /// How the model writes calls of tools: auto, as its chat template shows, hermes, llama3_json, mistral, pythonic, or none,
+        /// which refuses tools
+        tool_call_parser: ToolCallParser, --"tool-call-parser" "FORMAT", Is("auto"), Gateway;
         /// Where traces go (OTLP over HTTP), in builds with the feature `otel`
         otlp_endpoint: String, --"otlp-endpoint" "URL", Preset::None, Gateway;
     }

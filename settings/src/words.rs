@@ -155,6 +155,22 @@ words! {
         Random = "random",
     }
 
+    /// How a model writes calls of tools.
+    ToolCallParser ("way to write calls of tools") {
+        /// The way that its chat template shows.
+        Auto = "auto",
+        /// `<tool_call>` and a JSON object: Hermes, Qwen.
+        Hermes = "hermes",
+        /// A JSON object as all of the answer: Llama 3.
+        Llama3Json = "llama3_json",
+        /// `[TOOL_CALLS]` and a list: Mistral.
+        Mistral = "mistral",
+        /// A list of Python's calls: Llama 3.2, Gemma 3.
+        Pythonic = "pythonic",
+        /// No way: tools are refused.
+        None = "none",
+    }
+
     /// When calls of split clients that wait are computed.
     Batching ("way of batching") {
         /// After a wait in proportion to their rows, with what waits for the same by then.

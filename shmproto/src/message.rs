@@ -18,7 +18,7 @@ pub use self::{
 use crate::{wire_enum, wire_struct};
 
 /// Changes whenever a message changes; both sides refuse a peer that has another one.
-pub const PROTOCOL_VERSION: u32 = 14;
+pub const PROTOCOL_VERSION: u32 = 15;
 
 /// Most sessions of split clients that [`Stats`] tells one by one.
 pub const MAX_LAYER_SESSIONS: usize = 64;
@@ -42,6 +42,7 @@ pub type RequestId = u64;
 wire_enum! {
     /// From the gateway to the base-executor.
     #[derive(Debug, Clone, PartialEq)]
+    #[allow(clippy::large_enum_variant, reason = "a message is made, sent and forgotten")]
     pub enum ToExecutor {
         /// First message of a connection; answered by [`ToGateway::Welcome`] or [`ToGateway::Refused`].
         Hello(Hello) = 0,

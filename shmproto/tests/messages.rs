@@ -43,6 +43,7 @@ fn generate(prompt: Vec<u32>) -> ToExecutor {
         deadline_ms: 0,
         provisional: Provisional::Wanted,
         precision: Precision::Serving,
+        grammar: Some("{}".to_owned()),
     })
 }
 

@@ -369,7 +369,7 @@ def test_an_adapter_nobody_loaded_is_not_found(alice):
         assert "no-such-adapter" in caught.value.message
 
 
-@pytest.mark.parametrize("parameter", ["functions", "modalities", "tools"])
+@pytest.mark.parametrize("parameter", ["functions", "modalities", "prediction"])
 def test_an_option_that_is_not_honoured_is_named(alice, parameter):
     with pytest.raises(openai.BadRequestError) as caught:
         chat(alice, extra_body={parameter: [{"name": "f"}]})

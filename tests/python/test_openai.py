@@ -288,7 +288,7 @@ def test_an_unknown_model_is_not_found(client):
     ("parameter", "value"),
     [
         ("tools", [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]),
-        ("response_format", {"type": "json_object"}),
+        ("prediction", {"type": "content", "content": "a"}),
     ],
 )
 def test_a_parameter_that_is_not_honoured_is_refused_by_name(client, base, parameter, value):

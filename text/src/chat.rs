@@ -86,8 +86,24 @@ impl<'a> Chat<'a> {
     /// # Errors
     /// If the template or the tokenizer refuses it.
     pub fn encode(&self, messages: &[Message<'_>], prompt: GenerationPrompt) -> Result<Vec<u32>, ChatError> {
-        let mark = self.mark(messages)?;
-        let rendered = self.render(messages, prompt, mark)?;
+        self.encode_values(&values(messages), &Map::new(), prompt)
+    }
+
+    /// The tokens of a conversation whose messages say more than a role and a text, beside variables of the template as `tools`.
+    /// All of their texts are what people wrote.
+    ///
+    /// # Errors
+    /// If the template or the tokenizer refuses it.
+    pub fn encode_values(
+        &self,
+        messages: &[Value],
+        variables: &Map<String, Value>,
+        prompt: GenerationPrompt,
+    ) -> Result<Vec<u32>, ChatError> {
+        let mut texts = Vec::new();
+        messages.iter().chain(variables.values()).for_each(|value| texts_of(value, &mut texts));
+        let mark = self.mark(&texts)?;
+        let rendered = self.render(messages, variables, prompt, mark)?;
         Ok(self.encode_rendered(&rendered, mark)?)
     }
 
@@ -119,8 +135,11 @@ impl<'a> Chat<'a> {
     /// The last message's tokens where the tokenizer would join its first characters with the prompt's last: a model that is
     /// sent the prompt can only go on with a token of its own.
     fn answer_apart(&self, messages: &[Message<'_>]) -> Result<Vec<u32>, AnsweredError> {
-        let mark = self.mark(messages)?;
-        let render = |messages, prompt| self.render(messages, prompt, mark).map_err(ChatError::from);
+        let contents: Vec<&str> = messages.iter().map(|message| message.content).collect();
+        let mark = self.mark(&contents)?;
+        let render = |messages, prompt| {
+            self.render(&values(messages), &Map::new(), prompt, mark).map_err(ChatError::from)
+        };
         let asked = render(&messages[..messages.len() - 1], GenerationPrompt::Add)?;
         let whole = render(messages, GenerationPrompt::Omit)?;
         let answer = whole.strip_prefix(&asked).ok_or(AnsweredError::NoPrompt)?;
@@ -130,27 +149,45 @@ impl<'a> Chat<'a> {
         Ok(self.encode_rendered(answer, mark).map_err(ChatError::from)?)
     }
 
-    /// What to quote the messages by; `None` if there is nothing to quote.
-    fn mark(&self, messages: &[Message<'_>]) -> Result<Option<char>, ChatError> {
-        let contents: Vec<&str> = messages.iter().map(|message| message.content).collect();
-        if !contents.iter().any(|content| self.tokenizer.names_control_token(content)) {
+    /// What to quote these texts by; `None` if there is nothing to quote.
+    fn mark(&self, texts: &[&str]) -> Result<Option<char>, ChatError> {
+        if !texts.iter().any(|text| self.tokenizer.names_control_token(text)) {
             return Ok(None);
         }
-        self.tokenizer.mark_absent_from(&contents).map(Some).ok_or(ChatError::NoMark)
+        self.tokenizer.mark_absent_from(texts).map(Some).ok_or(ChatError::NoMark)
     }
 
     fn render(
         &self,
-        messages: &[Message<'_>],
+        messages: &[Value],
+        variables: &Map<String, Value>,
         prompt: GenerationPrompt,
         mark: Option<char>,
     ) -> Result<String, TemplateError> {
-        let value = |&Message { role, content }: &Message<'_>| match mark {
-            Some(mark) => json!({ "role": role, "content": self.tokenizer.quote(content, mark) }),
-            None => json!({ "role": role, "content": content }),
+        let Some(mark) = mark else {
+            return self.template.render_at(messages, prompt, variables, self.now);
         };
-        let messages: Vec<Value> = messages.iter().map(value).collect();
-        self.template.render_at(&messages, prompt, &Map::new(), self.now)
+        let messages: Vec<Value> = messages.iter().map(|message| self.quoted(message, mark)).collect();
+        let variables =
+            variables.iter().map(|(name, value)| (name.clone(), self.quoted(value, mark))).collect();
+        self.template.render_at(&messages, prompt, &variables, self.now)
+    }
+
+    /// `value` with all of its texts quoted.
+    fn quoted(&self, value: &Value, mark: char) -> Value {
+        match value {
+            Value::String(text) => Value::String(self.tokenizer.quote(text, mark)),
+            Value::Array(items) => items.iter().map(|item| self.quoted(item, mark)).collect(),
+            Value::Object(map) => {
+                let fields = map.iter();
+                Value::Object(
+                    fields
+                        .map(|(name, value)| (self.tokenizer.quote(name, mark), self.quoted(value, mark)))
+                        .collect(),
+                )
+            }
+            other => other.clone(),
+        }
     }
 
     fn encode_rendered(&self, text: &str, mark: Option<char>) -> Result<Vec<u32>, EncodeError> {
@@ -159,5 +196,23 @@ impl<'a> Chat<'a> {
             // The template has put the model's special tokens where they belong.
             None => self.tokenizer.encode(text, AddSpecial::No, ParseSpecial::Yes),
         }
+    }
+}
+
+fn values(messages: &[Message<'_>]) -> Vec<Value> {
+    let value = |&Message { role, content }: &Message<'_>| json!({ "role": role, "content": content });
+    messages.iter().map(value).collect()
+}
+
+/// Adds all texts in `value`, the names of its fields among them.
+fn texts_of<'a>(value: &'a Value, texts: &mut Vec<&'a str>) {
+    match value {
+        Value::String(text) => texts.push(text),
+        Value::Array(items) => items.iter().for_each(|item| texts_of(item, texts)),
+        Value::Object(map) => map.iter().for_each(|(name, value)| {
+            texts.push(name);
+            texts_of(value, texts);
+        }),
+        _ => {}
     }
 }

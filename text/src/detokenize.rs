@@ -26,6 +26,8 @@ pub enum TextStart {
 pub struct Detokenizer {
     tokenizer: Arc<Tokenizer>,
     special: SkipSpecial,
+    /// Tokens that are shown although they are special.
+    shown: Vec<u32>,
     buffer: Utf8Buffer,
     /// The next byte of text may be the space a SentencePiece tokenizer put in front.
     strip_space: bool,
@@ -37,14 +39,30 @@ impl Detokenizer {
     #[must_use]
     pub fn new(tokenizer: Arc<Tokenizer>, special: SkipSpecial, start: TextStart) -> Self {
         let strip_space = start == TextStart::Beginning && tokenizer.adds_leading_space();
-        Self { tokenizer, special, buffer: Utf8Buffer::default(), strip_space, out: String::new() }
+        Self {
+            tokenizer,
+            special,
+            shown: Vec::new(),
+            buffer: Utf8Buffer::default(),
+            strip_space,
+            out: String::new(),
+        }
+    }
+
+    /// Shows the special tokens of these names by their names.
+    #[must_use]
+    pub fn showing(mut self, names: &[&str]) -> Self {
+        self.shown = names.iter().filter_map(|name| self.tokenizer.token_id(name)).collect();
+        self
     }
 
     /// Takes the next token and gives the text that is whole now, which may be none. An id the vocabulary does
     /// not have is no text.
     pub fn push(&mut self, token: u32) -> &str {
         self.out.clear();
-        let skipped = self.special == SkipSpecial::Yes && self.tokenizer.is_special(token);
+        let skipped = self.special == SkipSpecial::Yes
+            && self.tokenizer.is_special(token)
+            && !self.shown.contains(&token);
         if let Some(mut bytes) =
             self.tokenizer.token_bytes(token).filter(|bytes| !skipped && !bytes.is_empty())
         {

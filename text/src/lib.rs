@@ -6,6 +6,7 @@
 //! - [`chat_template`]: a conversation as the model was trained to see it. [`chat`]: the same in tokens, with what people wrote
 //!   quoted, and where an answer begins in it.
 //! - [`stop`]: stop strings in streamed text.
+//! - [`grammar`]: what an answer has to look like: which tokens may come next.
 //!
 //! # Principles
 //!
@@ -16,6 +17,7 @@
 pub mod chat;
 pub mod chat_template;
 pub mod detokenize;
+pub mod grammar;
 pub mod stop;
 pub mod tokenizer;
 mod utf8_buffer;

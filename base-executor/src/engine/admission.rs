@@ -60,6 +60,9 @@ pub enum Refusal {
         "`precision` is exact, and this device computes in one way alone; leave it out, or ask an executor on a CPU"
     )]
     NoExact,
+    /// Nobody knows what tokens are spelled like.
+    #[error("`grammar` cannot be honoured: this executor has no vocabulary; leave it out")]
+    NoGrammars,
     /// A sampling parameter is out of range.
     #[error(transparent)]
     Sampling(#[from] SamplingError),
@@ -122,6 +125,7 @@ impl Refusal {
             | Self::NoPromptLeft { .. }
             | Self::TooManyLogprobs { .. }
             | Self::NoExact
+            | Self::NoGrammars
             | Self::Sampling(_) => ErrorCode::InvalidRequest,
             Self::PromptTooLong { .. } | Self::PoolTooSmall { .. } => ErrorCode::ContextLengthExceeded,
             Self::QueueFull { .. } | Self::QueueLong { .. } => ErrorCode::QueueFull,

@@ -1,5 +1,5 @@
 //! Requests whose adapter is not on the device: they start with what there is, or step aside until it has arrived. So do
-//! those whose keys and values come back from a lower tier (E-06): they wait alone.
+//! those whose keys and values come back from a lower tier (E-06), and those whose grammar is being compiled: they wait alone.
 
 use std::time::Instant;
 
@@ -17,7 +17,10 @@ impl<P: ForwardPass> Engine<P> {
         let now = self.clock.now();
         let mut warm = Vec::new();
         for mut sequence in self.queues.take_cold() {
-            if self.hold_adapter(&mut sequence, now) && self.has_fetched(&mut sequence, now) {
+            if sequence.knows_its_grammar()
+                && self.hold_adapter(&mut sequence, now)
+                && self.has_fetched(&mut sequence, now)
+            {
                 warm.push(sequence);
             } else {
                 self.queues.set_aside(sequence);

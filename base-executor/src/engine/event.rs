@@ -55,7 +55,7 @@ pub enum Event<A> {
     },
     /// The figures are asked for.
     GetStats(Caller),
-    /// Somebody looks whether the loop turns.
+    /// Somebody looks whether the loop turns, or has found something out that a request waits for.
     Pulse,
     /// The process is to end: refuse what is new, finish what runs, give up what still runs at `until`.
     Drain {

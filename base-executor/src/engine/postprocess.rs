@@ -40,6 +40,7 @@ impl<P: ForwardPass> Engine<P> {
             return Err(StepFailed::Fault);
         }
         let rows = plan.iter().map(|portion| portion.count).sum();
+        self.ask_guides(plan);
         self.lend_writers(plan, rows);
         let running = self.queues.running();
         let slices = |portion: &Portion| running[portion.sequence].slices(portion.count, portion.logits);
@@ -61,6 +62,13 @@ impl<P: ForwardPass> Engine<P> {
         }
         self.take_back_writers();
         computed
+    }
+
+    /// Has it found out, while the pass computes, what may come next where that is not everything.
+    fn ask_guides(&mut self, plan: &[Portion]) {
+        for portion in plan {
+            self.queues.running_mut(portion.sequence).ask_guide(portion.count);
+        }
     }
 
     /// Hands every sequence of the plan its logits, and retires those that have ended.

@@ -13,6 +13,7 @@ use super::{
     event::{Caller, ConnectionId},
     sequence::{Adapted, Hold, Origin, Sequence, failure},
 };
+use crate::grammars::Guide;
 
 impl<P: ForwardPass> Engine<P> {
     pub(super) fn generate(&mut self, connection: ConnectionId, request: Generate, received_at: Instant) {
@@ -50,6 +51,7 @@ impl<P: ForwardPass> Engine<P> {
         if waiting_tokens > 0 && waiting_tokens + request.prompt.len() > self.limits.max_waiting_tokens {
             return Err(Refusal::QueueLong { waiting_tokens });
         }
+        let guide = self.guide(&request, virtual_tokens)?;
         let adapted = request.adapter.map(|id| self.adapt(AdapterId(id))).transpose()?;
         self.kv.note_request(request.adapter.map(AdapterId));
         if task.path == SitePath::Linear && !self.computing.pass.takes_linear() {
@@ -60,7 +62,16 @@ impl<P: ForwardPass> Engine<P> {
             sharing: sharing(request.namespace, task.path),
             owner: TenantId(request.owner),
         };
-        Ok(Sequence::new(Origin { caller, received_at }, adapted, namespace, request.prompt, task))
+        let origin = Origin { caller, received_at };
+        Ok(Sequence::new(origin, adapted, namespace, request.prompt, task).guided(guide))
+    }
+
+    /// Its way through its grammar, if it has one: what was generated before is the beginning of the answer.
+    fn guide(&self, request: &Generate, virtual_tokens: usize) -> Result<Option<Guide>, Refusal> {
+        let Some(grammar) = &request.grammar else { return Ok(None) };
+        let helpers = self.grammars.as_ref().ok_or(Refusal::NoGrammars)?;
+        let begin = (virtual_tokens + request.prompt.len()).saturating_sub(request.generated as usize);
+        Ok(Some(helpers.guide(grammar.clone(), begin)))
     }
 
     fn adapt(&mut self, id: AdapterId) -> Result<Adapted<P::Adapter>, Refusal> {

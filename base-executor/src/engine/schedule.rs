@@ -35,7 +35,7 @@ impl<P: ForwardPass> Engine<P> {
         let (now, limits) = (self.clock.now(), self.limits.batch());
         while self.queues.running().len() < limits.max_running {
             let Some(mut sequence) = self.queues.take_next() else { return };
-            if !self.hold_adapter(&mut sequence, now) {
+            if !sequence.knows_its_grammar() || !self.hold_adapter(&mut sequence, now) {
                 // It steps aside, so that it keeps nobody waiting.
                 self.queues.set_aside(sequence);
                 failpoint::pass("executor.cold_waits");

@@ -6,6 +6,7 @@
 //! Virtual tokens (prefix tuning) have positions, and are computed, kept and found again like any others; but they are
 //! nobody's prompt: no report and no penalty counts them.
 
+mod choosing;
 mod entry;
 mod grown;
 mod opening;
@@ -19,11 +20,11 @@ use cache::{Cache, Cursor, Namespace};
 use ids::{AdapterId, BlockId, TenantId};
 use model::{
     forward::{BLOCK_TOKENS, LogitRows},
-    sampling::{self, Draw, Drawn, Probability, SamplingParams, TokenCounts},
+    sampling::{self, Drawn, SamplingParams, TokenCounts},
     sites::SitePath,
 };
 use policy::batch::{Report, Stage};
-use shmproto::message::{ErrorCode, Finish, Output, Provisional, TokenOutput, WireError};
+use shmproto::message::{Finish, Output, Provisional, TokenOutput};
 
 pub(crate) use self::opening::failure;
 use self::opening::{Admission, Opening};
@@ -32,6 +33,7 @@ pub(super) use self::{
     grown::{Fork, Grown, Verified},
 };
 use super::{commission::Commission, computing::Drawing, event::Caller};
+use crate::grammars::Guide;
 
 /// What stands for a virtual token: the pass takes the adapter's keys and values in the place of its own.
 const VIRTUAL_TOKEN: u32 = 0;
@@ -120,6 +122,8 @@ pub(super) struct Sequence<A> {
     /// Microseconds it waited for keys and values to come back.
     kv_wait_us: u64,
     opening: Opening,
+    /// What it has to look like, if it has to.
+    guide: Option<Guide>,
 }
 
 impl<A> Sequence<A> {
@@ -154,6 +158,7 @@ impl<A> Sequence<A> {
             fetched: Fetched::Nothing,
             kv_wait_us: 0,
             opening: Opening::Due { prompt: Vec::new(), admission: Admission::default() },
+            guide: None,
         }
     }
 
@@ -257,18 +262,6 @@ impl<A> Sequence<A> {
         self.task.prompt_logprobs.is_some() && matches!(self.opening, Opening::Due { .. })
     }
 
-    /// How the pass is to draw the next token, if it can: nobody wants to see or change the logits.
-    fn draw(&self) -> Option<Draw> {
-        let is_banning = self.generated() < self.task.min_tokens && !self.task.stop_tokens.is_empty();
-        let probability = match self.task.logprobs {
-            None => Probability::Unwanted,
-            Some(0) => Probability::Wanted,
-            Some(_) => return None,
-        };
-        let draw = self.task.sampling.draw(self.tokens.len() as u64, probability);
-        draw.filter(|_| !is_banning)
-    }
-
     /// Takes in what a pass over its next `count` tokens gave: what [`logits_of`] asked for, rows of `vocab_size`.
     /// Returns its output once all tokens have been computed.
     ///
@@ -292,20 +285,20 @@ impl<A> Sequence<A> {
         if self.tokens.len() >= self.task.end {
             return Some(self.output(Vec::new(), Some(Finish::Length)));
         }
-        let chosen = match &mut given {
+        let token = match &mut given {
             Given::Rows(rows) => {
                 let last = rows.len() - vocab_size;
-                // The first finite logit ends the search: only a row without any costs a look at all of it.
-                let is_row = rows[last..].iter().any(|logit| logit.is_finite());
-                is_row.then(|| self.choose(&mut rows[last..]))
+                self.allowed().and_then(|allowed| self.choose(&mut rows[last..], (&allowed, None)))
             }
-            Given::Token(drawn) => drawn.map(|drawn| self.take(drawn)),
+            Given::Token(drawn) => drawn.map(|drawn| self.take(drawn)).ok_or_else(|| self.not_finite()),
         };
-        let Some(token) = chosen else {
-            return Some(failure(self.caller.request, self.not_finite()));
-        };
-        let finish = self.finish_after(token.token);
-        Some(self.output(vec![token], finish))
+        match token {
+            Ok(token) => {
+                let finish = self.finish_after(token.token);
+                Some(self.output(vec![token], finish))
+            }
+            Err(error) => Some(failure(self.caller.request, error)),
+        }
     }
 
     /// Its next `count` tokens have been computed. Blocks that are full are offered to others.
@@ -327,42 +320,6 @@ impl<A> Sequence<A> {
             let (logprob, top) = sampling::logprobs(row, token, top);
             prompt.push(TokenOutput { token, logprob, top });
         }
-    }
-
-    /// Appends the token that the pass drew.
-    fn take(&mut self, drawn: Drawn) -> TokenOutput {
-        self.tokens.push(drawn.token);
-        let logprob = self.task.logprobs.map_or(0.0, |_| drawn.logprob);
-        TokenOutput { token: drawn.token, logprob, top: Vec::new() }
-    }
-
-    /// Samples the next token and appends it.
-    fn choose(&mut self, row: &mut [f32]) -> TokenOutput {
-        // Log-probabilities are of the model's own distribution, which sampling changes.
-        let model = self.task.logprobs.map(|_| row.to_vec());
-        let banned = if self.generated() < self.task.min_tokens { &self.task.stop_tokens[..] } else { &[] };
-        let position = self.tokens.len() as u64;
-        let token = sampling::sample(row, &self.task.sampling, &self.counts, position, banned);
-        self.tokens.push(token);
-        if self.task.sampling.needs_history() {
-            self.counts.push_completion(token);
-        }
-        let (logprob, top) = match (model, self.task.logprobs) {
-            (Some(model), Some(top)) => sampling::logprobs(&model, token, top),
-            _ => (0.0, Vec::new()),
-        };
-        TokenOutput { token, logprob, top }
-    }
-
-    /// Why a row of logits without a number cannot be sampled from.
-    fn not_finite(&self) -> WireError {
-        let whose =
-            if self.adapted.is_some() { "the adapter's weights overflow" } else { "the model overflows" };
-        let message = format!(
-            "what was computed after {} tokens are no numbers: {whose}; try it with `holobiont adapters check --probe`",
-            self.tokens.len() - self.task.virtual_tokens
-        );
-        WireError { code: ErrorCode::NotFinite, message }
     }
 
     fn finish_after(&self, token: u32) -> Option<Finish> {

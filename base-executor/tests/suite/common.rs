@@ -283,6 +283,7 @@ pub(crate) fn request(request: u64, prompt: Vec<u32>, max_tokens: u32) -> Genera
         deadline_ms: 0,
         provisional: Provisional::Unwanted,
         precision: Precision::Serving,
+        grammar: None,
     }
 }
 

@@ -1,6 +1,7 @@
 //! The engine at its doors: events in, messages out, over a forward pass without weights.
 
 mod drafts;
+mod grammars;
 mod limits;
 mod memory;
 mod precision;

@@ -257,6 +257,7 @@ impl Executor {
             deadline_ms: 0,
             provisional: Provisional::Unwanted,
             precision: Precision::Serving,
+            grammar: None,
         };
         self.send(&ToExecutor::Generate(generate)).await.map(|()| request)
     }

@@ -67,6 +67,8 @@ pub(crate) enum Name {
     Far,
     /// A base that comes from a disk, beside one in memory.
     Stream,
+    /// Answers of a form beside free ones.
+    Grammar,
     /// The pass on more cores than there are, rehearsed and simulated.
     ManyCores,
     /// A GPU's decode steps, beside its memory's bandwidth and PyTorch.
@@ -90,7 +92,7 @@ pub(crate) enum Name {
 }
 
 impl Name {
-    pub(super) const EACH: [Self; 30] = [
+    pub(super) const EACH: [Self; 31] = [
         Self::Limits,
         Self::Decode,
         Self::Prefill,
@@ -120,6 +122,7 @@ impl Name {
         Self::Picker,
         Self::Far,
         Self::Stream,
+        Self::Grammar,
         Self::ManyCores,
     ];
 

@@ -42,6 +42,7 @@ fn generate() -> Generate {
         deadline_ms: 0,
         provisional: Provisional::Wanted,
         precision: Precision::Serving,
+        grammar: Some("{}".to_owned()),
     }
 }
 

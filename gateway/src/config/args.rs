@@ -5,7 +5,7 @@ use std::{net::SocketAddr, path::PathBuf};
 use clap::Parser;
 use policy::routing::Policy;
 
-use settings::{ByteCount, LogFormat, ServiceClass, Share};
+use settings::{ByteCount, LogFormat, ServiceClass, Share, ToolCallParser};
 use tls::address::NotHostPort;
 
 use super::values::{ExecutorPlace, NamedPlace, StartAdapter};
@@ -26,6 +26,9 @@ pub struct Args {
     /// What the base model is called [default: from its file name]
     #[arg(long, value_name = "NAME")]
     pub served_model_name: Option<String>,
+    /// How the model writes calls of tools
+    #[arg(long, value_name = "FORMAT")]
+    pub tool_call_parser: ToolCallParser,
     /// Settings about adapters.
     #[command(flatten)]
     pub adapters: AdapterArgs,

@@ -170,6 +170,7 @@ fn sequence() -> Generate {
         deadline_ms: 0,
         provisional: Provisional::Unwanted,
         precision: Precision::Serving,
+        grammar: None,
     }
 }
 

@@ -169,6 +169,7 @@ impl Meter {
         self.metrics.ended(match reason {
             FinishReason::Stop => "stop",
             FinishReason::Length => "length",
+            FinishReason::ToolCalls => "tool_calls",
         });
     }
 

@@ -10,6 +10,7 @@ use super::{
     echo::{Echoed, echo},
     job::{Echo, Job, Kind},
     session::Session,
+    tools::{self, Answering, scan::Scanner},
     types::Envelope,
 };
 use crate::{
@@ -38,6 +39,8 @@ pub struct Step {
 
 struct Slot {
     choice: Choice,
+    /// Tells calls of tools from text, if there may be any.
+    scanner: Option<Scanner>,
     begun: bool,
     finish: Option<FinishReason>,
     cached_tokens: usize,
@@ -165,7 +168,10 @@ impl Answer {
         }
         let ended_by_itself = output.finish.is_some();
         let before = slot.choice.tokens();
-        let piece = slot.choice.push(output);
+        let mut piece = slot.choice.push(output);
+        if let (Some(scanner), Some(answering)) = (&mut slot.scanner, &self.job.answering) {
+            scan(&mut piece, scanner, answering);
+        }
         let fresh = slot.choice.tokens() - before;
         if let (Some(reason), None) = (piece.finish, slot.finish) {
             slot.finish = Some(reason);
@@ -197,6 +203,7 @@ impl Answer {
             let ending = match slot.finish {
                 Some(FinishReason::Stop) => "stop",
                 Some(FinishReason::Length) => "length",
+                Some(FinishReason::ToolCalls) => "tool_calls",
                 None if self.failed => "error",
                 None => "cancelled",
             };
@@ -234,7 +241,21 @@ impl Slot {
             Kind::Text | Kind::Tokens => TextStart::Continuation,
         };
         let stop = job.params.stop.clone().map(StopScanner::new);
-        let choice = Choice::new(job.text().decoder(start), stop, job.params.min_tokens, scores);
-        Self { choice, begun: false, finish: None, cached_tokens: 0 }
+        let words = job.answering.as_ref().map_or(&[][..], |answering| answering.format.words());
+        let choice = Choice::new(job.text().decoder(start, words), stop, job.params.min_tokens, scores);
+        let scanner = job.answering.as_ref().map(Answering::scanner);
+        Self { choice, scanner, begun: false, finish: None, cached_tokens: 0 }
+    }
+}
+
+/// Tells calls of tools from the text of a piece.
+fn scan(piece: &mut Piece, scanner: &mut Scanner, answering: &Answering) {
+    let text = std::mem::take(&mut piece.text);
+    tools::append(scanner.push(&text), answering, &mut piece.text, &mut piece.calls);
+    if let Some(finish) = &mut piece.finish {
+        tools::append(scanner.finish(), answering, &mut piece.text, &mut piece.calls);
+        if *finish == FinishReason::Stop && scanner.calls() > 0 {
+            *finish = FinishReason::ToolCalls;
+        }
     }
 }

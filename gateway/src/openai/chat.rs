@@ -1,18 +1,22 @@
 //! `POST /v1/chat/completions`.
 
-use serde_json::Value;
+use settings::ToolCallParser;
+use shmproto::message::Provisional;
 
 use super::{
     ask::Ask,
-    fields::{Fields, wrong},
+    fields::Fields,
     job::{Echo, Job, Kind, Prompt, namespace},
-    params::{self, Limits, MAX_LOGPROBS, Params},
+    messages::messages,
+    params::{self, EndTokens, Limits, MAX_LOGPROBS, Params},
     target::Wanted,
+    tools::{self, Calling, asked::Tools},
 };
-use crate::{app::App, errors::ApiError, text::ChatMessage};
-
-/// Most messages of a conversation.
-const MAX_MESSAGES: usize = 4096;
+use crate::{
+    app::App,
+    errors::ApiError,
+    text::{ChatMessage, Text},
+};
 
 /// A body, checked as far as it can be without looking anything up.
 #[derive(Debug)]
@@ -21,6 +25,7 @@ pub struct Body {
     params: Params,
     logprobs: Option<u32>,
     messages: Vec<ChatMessage>,
+    tools: Option<Tools>,
 }
 
 impl Body {
@@ -30,25 +35,58 @@ impl Body {
         let wanted = Wanted::read(&mut fields)?;
         let params = params::read(&mut fields, limits)?;
         let logprobs = logprobs(&mut fields)?;
-        let messages = messages(fields.array("messages")?)?;
+        let (messages, tools) = (messages(fields.array("messages")?)?, tools::asked::read(&mut fields)?);
         fields.finish()?;
         if params.max_tokens == Some(0) {
             return Err(ApiError::invalid("max_tokens", "'max_tokens' must be at least 1 for a chat"));
         }
-        Ok(Self { wanted, params, logprobs, messages })
+        Ok(Self { wanted, params, logprobs, messages, tools })
     }
 }
 
 /// Turns a request into a job.
 pub fn job(app: &App, ask: Ask) -> Result<Job, ApiError> {
     let Ask { caller, serving, default_seed, body } = ask;
-    let Body { wanted, params, logprobs, messages } = Body::read(&body, &Limits::of(&serving, default_seed))?;
+    let body = Body::read(&body, &Limits::of(&serving, default_seed))?;
+    let Body { wanted, params, logprobs, messages, tools } = body;
     let target = wanted.find(app, &serving, &caller)?;
-    let tokens = serving.text.encode_chat(&messages)?;
+    tools::check_history(&messages, &*serving.text)?;
+    let calling = tools.map(|tools| calling(tools, app.tool_call_parser, &*serving.text, &params));
+    let calling = calling.transpose()?;
+    let shown = calling.as_ref().map_or(&[][..], |calling| &calling.shown);
+    let tokens = serving.text.encode_chat(&messages, shown)?;
     let namespace = namespace(&caller, &target, &serving);
+    let grammar = match (&calling, &params.structure) {
+        (Some(calling), _) => calling.grammar.clone(),
+        (None, structure) => {
+            structure.as_ref().map(|structure| structure.source(&*serving.text)).transpose()?
+        }
+    };
     let prompts = vec![Prompt { tokens, text: None }];
     let (kind, echo, tenant) = (Kind::Chat, Echo::Nothing, caller.tenant);
-    Job { kind, serving, target, tenant, namespace, prompts, params, logprobs, echo }.check()
+    let answering = calling.map(|calling| calling.answering);
+    Job { kind, serving, target, tenant, namespace, prompts, params, logprobs, echo, grammar, answering }
+        .check()
+}
+
+/// Tools, ready to be shown and read, beside options that they do not go with.
+fn calling(
+    tools: Tools,
+    parser: ToolCallParser,
+    text: &dyn Text,
+    params: &Params,
+) -> Result<Calling, ApiError> {
+    if params.delivery.provisional() == Provisional::Wanted {
+        let message =
+            "'provisional' is for text alone, and an answer with tools may be calls; leave either out";
+        return Err(ApiError::invalid("stream_options.provisional", message));
+    }
+    let calling = Calling::new(tools, parser, text, params.structure.as_ref())?;
+    if calling.grammar.is_some() && params.end_tokens == EndTokens::Ignore {
+        let message = "'ignore_eos' lets no answer end, and calls that are required or strict have an end; send one of them";
+        return Err(ApiError::invalid("ignore_eos", message));
+    }
+    Ok(calling)
 }
 
 fn logprobs(fields: &mut Fields) -> Result<Option<u32>, ApiError> {
@@ -62,67 +100,4 @@ fn logprobs(fields: &mut Fields) -> Result<Option<u32>, ApiError> {
             "'top_logprobs' is only allowed together with 'logprobs': true",
         )),
     }
-}
-
-/// Reads a conversation: at least one message.
-pub fn messages(items: Option<Vec<Value>>) -> Result<Vec<ChatMessage>, ApiError> {
-    let items = items.unwrap_or_default();
-    if items.is_empty() {
-        return Err(ApiError::missing(
-            "messages",
-            "'messages' is required and must hold at least one message",
-        ));
-    }
-    if items.len() > MAX_MESSAGES {
-        return Err(ApiError::invalid(
-            "messages",
-            format!("'messages' may hold at most {MAX_MESSAGES} messages"),
-        ));
-    }
-    items.into_iter().enumerate().map(|(index, item)| message(index, item)).collect()
-}
-
-fn message(index: usize, item: Value) -> Result<ChatMessage, ApiError> {
-    let at = |field: &str| format!("messages[{index}].{field}");
-    let mut fields = Fields::of(item, &format!("messages[{index}]"))?;
-    let role = match fields.required_text("role").map_err(|error| error.of(&at("role")))?.as_str() {
-        // OpenAI's newer name for the same thing.
-        "system" | "developer" => "system",
-        "user" => "user",
-        "assistant" => "assistant",
-        other => {
-            let message = format!("the role '{other}' is not supported; use system, user or assistant");
-            return Err(ApiError::bad_request("unsupported_parameter", message).of(&at("role")));
-        }
-    };
-    // A label, as are those of the request: the model is told roles alone.
-    fields.text("name").map_err(|error| error.of(&at("name")))?;
-    let content = match fields.take("content") {
-        Some(Value::String(text)) => text,
-        Some(Value::Array(parts)) => {
-            parts.into_iter().map(|part| text_part(&at("content"), part)).collect::<Result<_, _>>()?
-        }
-        // A turn that only called tools, in a history from elsewhere.
-        None if role == "assistant" => String::new(),
-        None => {
-            return Err(ApiError::missing(&at("content"), "a message needs content: a string or text parts"));
-        }
-        Some(other) => {
-            return Err(wrong(&at("content"), "a string or an array of text parts", &other));
-        }
-    };
-    fields.finish().map_err(|error| error.within(&format!("messages[{index}]")))?;
-    Ok(ChatMessage { role, content })
-}
-
-fn text_part(at: &str, part: Value) -> Result<String, ApiError> {
-    let mut fields = Fields::of(part, at)?;
-    let kind = fields.required_text("type").map_err(|error| error.of(at))?;
-    if kind != "text" {
-        let message = format!("content parts of type '{kind}' are not supported; only 'text' is");
-        return Err(ApiError::bad_request("unsupported_parameter", message).of(at));
-    }
-    let text = fields.text("text").map_err(|error| error.of(at))?;
-    fields.finish().map_err(|error| error.within(at))?;
-    text.ok_or_else(|| ApiError::missing(at, "a text part needs 'text'"))
 }

@@ -9,6 +9,7 @@ use std::collections::VecDeque;
 use shmproto::message::{Finish, Output, TokenOutput};
 use text::stop::{Scan, StopScanner};
 
+use super::tools::CallPart;
 use crate::{text::Decoder, usage::FinishReason};
 
 /// A token with its place in the choice's text.
@@ -25,6 +26,8 @@ pub struct Scored {
 pub struct Piece {
     /// New text; may be empty.
     pub text: String,
+    /// New parts of calls of tools; none where there are no tools.
+    pub calls: Vec<CallPart>,
     /// New tokens, if log-probabilities were asked for.
     pub scored: Vec<Scored>,
     /// Set in the last piece.

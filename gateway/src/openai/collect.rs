@@ -12,7 +12,7 @@ use super::{
     echo::Echoed,
     job::Kind,
     logprobs,
-    types::{Body, ChatChoice, Message, TextChoice, TextLogprobs},
+    types::{Body, ChatChoice, Function, Message, TextChoice, TextLogprobs, ToolCall},
 };
 use crate::{errors::ApiError, usage::FinishReason};
 
@@ -23,6 +23,23 @@ struct Whole {
     text: String,
     scored: Vec<Scored>,
     finish: Option<FinishReason>,
+    calls: Vec<Call>,
+}
+
+/// All of a call.
+struct Call {
+    id: String,
+    name: String,
+    arguments: String,
+}
+
+impl Call {
+    /// As OpenAI tells it.
+    fn told(&self) -> ToolCall<'_> {
+        let Self { id, name, arguments } = self;
+        let function = Function { name: Some(name), arguments };
+        ToolCall { index: None, id: Some(id), r#type: Some("function"), function }
+    }
 }
 
 /// Waits for the rest of `answer`, whose first step has come already.
@@ -50,18 +67,36 @@ fn add(wholes: &mut [Whole], step: Step) {
     whole.text.push_str(&step.piece.text);
     whole.scored.extend(step.piece.scored);
     whole.finish = whole.finish.or(step.piece.finish);
+    for part in step.piece.calls {
+        if let Some((id, name)) = part.begun {
+            whole.calls.push(Call { id, name, arguments: String::new() });
+        }
+        if let Some(call) = whole.calls.get_mut(part.index) {
+            call.arguments.push_str(&part.arguments);
+        }
+    }
 }
 
 fn chat(answer: &Answer, wholes: &[Whole]) -> Result<Response<HttpBody>, ApiError> {
     let wanted = answer.job.logprobs.is_some();
     let choices = wholes.iter().enumerate().map(|(index, whole)| ChatChoice {
         index,
-        message: Message { role: "assistant", content: &whole.text, refusal: None },
+        message: message(whole),
         logprobs: wanted
             .then(|| logprobs::chat(answer.job.text(), answer.job.params.token_names, &whole.scored)),
         finish_reason: whole.finish.unwrap_or(FinishReason::Length),
     });
     send(answer, "chat.completion", &choices.collect::<Vec<_>>())
+}
+
+fn message(whole: &Whole) -> Message<'_> {
+    let content = Some(whole.text.as_str()).filter(|text| !text.is_empty() || whole.calls.is_empty());
+    Message {
+        role: "assistant",
+        content,
+        refusal: None,
+        tool_calls: whole.calls.iter().map(Call::told).collect(),
+    }
 }
 
 fn text(answer: &Answer, wholes: &mut [Whole]) -> Result<Response<HttpBody>, ApiError> {

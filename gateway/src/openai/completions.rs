@@ -53,8 +53,22 @@ pub fn job(app: &App, ask: Ask) -> Result<Job, ApiError> {
     let target = wanted.find(app, &serving, &caller)?;
     let prompts = prompts(&serving, prompt, add)?;
     let namespace = namespace(&caller, &target, &serving);
+    let grammar = params.structure.as_ref().map(|structure| structure.source(&*serving.text)).transpose()?;
     let (kind, tenant) = (Kind::Text, caller.tenant);
-    Job { kind, serving, target, tenant, namespace, prompts, params, logprobs, echo }.check()
+    Job {
+        kind,
+        serving,
+        target,
+        tenant,
+        namespace,
+        prompts,
+        params,
+        logprobs,
+        echo,
+        grammar,
+        answering: None,
+    }
+    .check()
 }
 
 /// Reads `add_special_tokens`, true by default.

@@ -25,7 +25,7 @@ pub struct Echoed {
 /// Repeats `prompt`; `scores` are those of its tokens from the second on, `None` if nobody asked for them.
 #[must_use]
 pub fn echo(text: &dyn Text, prompt: &Prompt, names: TokenNames, scores: Option<Vec<TokenOutput>>) -> Echoed {
-    let mut decoder = text.decoder(TextStart::Beginning);
+    let mut decoder = text.decoder(TextStart::Beginning, &[]);
     let mut decoded = String::new();
     let mut offsets = Vec::with_capacity(prompt.tokens.len());
     let mut chars = 0;

@@ -17,14 +17,13 @@ const LABELS: [&str; 3] = ["user", "safety_identifier", "prompt_cache_key"];
 /// [`ASKS_WHEN_EMPTY`].
 const NEUTRAL: &[(&str, &str)] = &[
     ("best_of", "1"),
-    ("response_format", r#"{"type":"text"}"#),
     // Of no tools none is chosen, and none are called beside each other.
     ("tool_choice", r#""none""#),
     ("tool_choice", r#""auto""#),
-    ("function_call", r#""none""#),
-    ("function_call", r#""auto""#),
     ("parallel_tool_calls", "true"),
     ("parallel_tool_calls", "false"),
+    ("function_call", r#""none""#),
+    ("function_call", r#""auto""#),
     ("modalities", r#"["text"]"#),
     ("store", "false"),
     ("service_tier", r#""auto""#),
@@ -234,14 +233,13 @@ mod tests {
 
     #[test]
     fn a_field_nobody_read_is_refused_by_name() {
-        let error = fields(r#"{"tools":[{"type":"function"}]}"#).finish().unwrap_err();
-        assert_eq!(error, ApiError::unsupported("tools"));
+        let error = fields(r#"{"functions":[{"name":"f"}]}"#).finish().unwrap_err();
+        assert_eq!(error, ApiError::unsupported("functions"));
     }
 
     #[test]
     fn a_field_that_asks_for_nothing_is_not_refused() {
-        let body =
-            r#"{"tools":[],"suffix":null,"best_of":1,"response_format":{"type":"text"},"logit_bias":{}}"#;
+        let body = r#"{"functions":[],"suffix":null,"best_of":1,"modalities":["text"],"logit_bias":{}}"#;
         fields(body).finish().unwrap();
     }
 
@@ -250,12 +248,6 @@ mod tests {
         fields(r#"{"web_search_options":null}"#).finish().unwrap();
         let error = fields(r#"{"web_search_options":{}}"#).finish().unwrap_err();
         assert_eq!(error, ApiError::unsupported("web_search_options"));
-    }
-
-    #[test]
-    fn a_json_schema_is_refused_although_text_is_not() {
-        let error = fields(r#"{"response_format":{"type":"json_object"}}"#).finish().unwrap_err();
-        assert_eq!(error.code(), "unsupported_parameter");
     }
 
     #[test]

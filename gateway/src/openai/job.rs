@@ -8,6 +8,7 @@ use shmproto::message::Generate;
 use super::{
     params::{EndTokens, Params},
     target::Target,
+    tools::Answering,
 };
 use crate::{
     adapters::Lease, caller::Caller, classes::Classes, errors::ApiError, lifecycle::Serving, text::Text,
@@ -67,6 +68,10 @@ pub struct Job {
     pub logprobs: Option<u32>,
     /// Whether to repeat the prompt.
     pub echo: Echo,
+    /// What each choice has to look like, as an executor takes it.
+    pub grammar: Option<String>,
+    /// How calls of tools are told from text, if there may be any.
+    pub answering: Option<Answering>,
 }
 
 /// Under what an executor keeps prefixes.
@@ -173,6 +178,7 @@ impl Job {
             deadline_ms: self.params.deadline_ms,
             provisional: self.params.delivery.provisional(),
             precision: self.params.precision,
+            grammar: self.grammar.clone(),
         }
     }
 

@@ -2,12 +2,14 @@
 
 use files::generation_defaults::GenerationDefaults;
 use serde_json::Value;
-use shmproto::message::{Precision, Provisional, Sampling};
+use shmproto::message::{Precision, Sampling};
 use text::stop::StopStrings;
 
 use super::{
+    delivery::{self, Delivery},
     fields::{Fields, wrong},
     logprobs::TokenNames,
+    structured::{self, Structure},
 };
 use crate::{errors::ApiError, lifecycle::Serving};
 
@@ -44,46 +46,6 @@ impl<'a> Limits<'a> {
     }
 }
 
-/// When usage is reported in a stream.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum StreamUsage {
-    /// No chunk has usage.
-    Never,
-    /// In a last chunk of its own.
-    Last,
-    /// In every chunk, and in a last one.
-    Always,
-}
-
-/// How the answer travels.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Delivery {
-    /// As one body.
-    Whole,
-    /// As server-sent events.
-    Stream(StreamOptions),
-}
-
-/// What a stream has besides text.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct StreamOptions {
-    /// Counts of tokens.
-    pub usage: StreamUsage,
-    /// Drafted tokens, before they are verified.
-    pub provisional: Provisional,
-}
-
-impl Delivery {
-    /// Whether drafted tokens are told before they are verified.
-    #[must_use]
-    pub fn provisional(self) -> Provisional {
-        match self {
-            Self::Whole => Provisional::Unwanted,
-            Self::Stream(options) => options.provisional,
-        }
-    }
-}
-
 /// Checked options.
 #[derive(Debug, Clone)]
 pub struct Params {
@@ -111,6 +73,8 @@ pub struct Params {
     pub token_names: TokenNames,
     /// How finely the base's layers round what they are given.
     pub precision: Precision,
+    /// What the answer has to look like, if it has to.
+    pub structure: Option<Structure>,
 }
 
 /// What the model's end tokens do.
@@ -131,6 +95,8 @@ pub fn read(fields: &mut Fields, limits: &Limits<'_>) -> Result<Params, ApiError
         let message = format!("'min_tokens' is {min_tokens}, which is more than max_tokens, {max_tokens}");
         return Err(ApiError::invalid("min_tokens", message));
     }
+    let structure = structured::read(fields)?;
+    let end_tokens = end_tokens(fields, structure.as_ref())?;
     Ok(Params {
         sampling: sampling(fields, limits)?,
         max_tokens,
@@ -138,9 +104,9 @@ pub fn read(fields: &mut Fields, limits: &Limits<'_>) -> Result<Params, ApiError
         min_tokens,
         stop: stop_strings(fields)?,
         stop_tokens: stop_tokens(fields, limits)?,
-        end_tokens: if fields.flag("ignore_eos", false)? { EndTokens::Ignore } else { EndTokens::Stop },
+        end_tokens,
         choices: fields.count("n", 1..=MAX_CHOICES)?.unwrap_or(1),
-        delivery: delivery(fields)?,
+        delivery: delivery::read(fields)?,
         deadline_ms: fields.count("deadline_ms", 0..=u32::MAX)?.unwrap_or(0),
         token_names: if fields.flag("return_tokens_as_token_ids", false)? {
             TokenNames::Ids
@@ -148,7 +114,21 @@ pub fn read(fields: &mut Fields, limits: &Limits<'_>) -> Result<Params, ApiError
             TokenNames::Text
         },
         precision: precision(fields)?,
+        structure,
     })
+}
+
+fn end_tokens(fields: &mut Fields, structure: Option<&Structure>) -> Result<EndTokens, ApiError> {
+    match (fields.flag("ignore_eos", false)?, structure) {
+        (false, _) => Ok(EndTokens::Stop),
+        (true, None) => Ok(EndTokens::Ignore),
+        (true, Some(Structure { field, .. })) => {
+            let message = format!(
+                "'ignore_eos' lets no answer end, and one of '{field}' ends where that says; send one of them"
+            );
+            Err(ApiError::invalid("ignore_eos", message))
+        }
+    }
 }
 
 fn precision(fields: &mut Fields) -> Result<Precision, ApiError> {
@@ -288,35 +268,14 @@ pub fn token_id(name: &str, value: &Value, vocab_size: u32) -> Result<u32, ApiEr
     id.ok_or_else(|| wrong(name, &format!("token ids from 0 to {}", vocab_size.saturating_sub(1)), value))
 }
 
-fn delivery(fields: &mut Fields) -> Result<Delivery, ApiError> {
-    let stream = fields.flag("stream", false)?;
-    let Some(options) = fields.take("stream_options") else {
-        let options = StreamOptions { usage: StreamUsage::Never, provisional: Provisional::Unwanted };
-        return Ok(if stream { Delivery::Stream(options) } else { Delivery::Whole });
-    };
-    if !stream {
-        return Err(ApiError::invalid(
-            "stream_options",
-            "'stream_options' is only allowed together with 'stream': true",
-        ));
-    }
-    let mut options = Fields::of(options, "stream_options")?;
-    let last = options.flag("include_usage", false)?;
-    let always = options.flag("continuous_usage_stats", false)?;
-    let provisional = options.flag("provisional", false)?;
-    options.finish()?;
-    let usage = match (last, always) {
-        (false, _) => StreamUsage::Never,
-        (true, false) => StreamUsage::Last,
-        (true, true) => StreamUsage::Always,
-    };
-    let provisional = if provisional { Provisional::Wanted } else { Provisional::Unwanted };
-    Ok(Delivery::Stream(StreamOptions { usage, provisional }))
-}
-
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use shmproto::message::Provisional;
+
+    use super::{
+        super::delivery::{StreamOptions, StreamUsage},
+        *,
+    };
 
     fn parse(text: &str) -> Result<Params, ApiError> {
         let mut fields = Fields::parse(text.as_bytes())?;

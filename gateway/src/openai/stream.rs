@@ -18,10 +18,11 @@ use serde::Serialize;
 use super::{
     answer::{Answer, Step},
     choice::Piece,
+    delivery::StreamUsage,
     job::Kind,
     logprobs,
-    params::StreamUsage,
-    types::{Aside, Body, ChatDelta, Delta, Draft, TextChoice, TextLogprobs},
+    tools::CallPart,
+    types::{Aside, Body, ChatDelta, Delta, Draft, Function, TextChoice, TextLogprobs, ToolCall},
 };
 use crate::{errors::ApiError, telemetry, usage::Usage};
 
@@ -130,16 +131,20 @@ impl Writer {
         let Step { index, piece, .. } = step;
         let index = *index;
         if self.opened[index].replace(0).is_none() {
-            let delta = Delta { role: Some("assistant"), content: Some("") };
+            let delta = Delta { role: Some("assistant"), content: Some(""), ..Delta::default() };
             self.event(out, ChatDelta { index, delta, logprobs: None, finish_reason: None });
         }
         if has_content(piece) {
-            let delta = Delta { role: None, content: Some(&piece.text) };
+            let delta = Delta { content: Some(&piece.text), ..Delta::default() };
             let wanted = self.answer.job.logprobs.is_some();
             let logprobs = wanted.then(|| {
                 logprobs::chat(self.answer.job.text(), self.answer.job.params.token_names, &piece.scored)
             });
             self.event(out, ChatDelta { index, delta, logprobs, finish_reason: None });
+        }
+        for part in &piece.calls {
+            let delta = Delta { tool_calls: vec![part_of(part)], ..Delta::default() };
+            self.event(out, ChatDelta { index, delta, logprobs: None, finish_reason: None });
         }
         if piece.finish.is_some() {
             let delta = Delta::default();
@@ -217,6 +222,13 @@ impl Writer {
             Kind::Text | Kind::Tokens => "text_completion",
         }
     }
+}
+
+/// A part of a call, as OpenAI tells it.
+fn part_of(part: &CallPart) -> ToolCall<'_> {
+    let (id, name) = part.begun.as_ref().map(|(id, name)| (id.as_str(), name.as_str())).unzip();
+    let function = Function { name, arguments: &part.arguments };
+    ToolCall { index: Some(part.index), id, r#type: id.map(|_| "function"), function }
 }
 
 fn has_content(piece: &Piece) -> bool {

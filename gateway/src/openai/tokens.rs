@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use text::tokenizer::AddSpecial;
 
 use super::{
-    chat::messages, completions::add_special, fields::Fields, logprobs::name, params::token_id,
+    completions::add_special, fields::Fields, logprobs::name, messages::messages, params::token_id,
     target::Wanted,
 };
 use crate::{
@@ -55,7 +55,7 @@ impl TokenizeBody {
     fn answer(self, serving: &Serving) -> Result<Value, ApiError> {
         let tokens = match self.source {
             Source::Prompt(prompt, add) => serving.text.encode(&prompt, add)?,
-            Source::Chat(messages) => serving.text.encode_chat(&messages)?,
+            Source::Chat(messages) => serving.text.encode_chat(&messages, &[])?,
         };
         let mut answer =
             json!({ "count": tokens.len(), "max_model_len": serving.context_tokens, "tokens": tokens });

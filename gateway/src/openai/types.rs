@@ -50,10 +50,39 @@ pub struct ChatChoice<'a> {
 pub struct Message<'a> {
     /// `assistant`.
     pub role: &'static str,
-    /// Its text.
-    pub content: &'a str,
+    /// Its text; null where it does nothing but call tools.
+    pub content: Option<&'a str>,
     /// Part of OpenAI's shape; never used here.
     pub refusal: Option<&'a str>,
+    /// Tools that it calls; absent where it calls none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tool_calls: Vec<ToolCall<'a>>,
+}
+
+/// A call of a tool, or a part of one.
+#[derive(Debug, Serialize)]
+pub struct ToolCall<'a> {
+    /// Which call of the answer, counted from 0; in streams alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub index: Option<usize>,
+    /// Its number, by which its result is told; in its first part.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub id: Option<&'a str>,
+    /// `function`, in its first part.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub r#type: Option<&'static str>,
+    /// What is called.
+    pub function: Function<'a>,
+}
+
+/// A function that is called.
+#[derive(Debug, Serialize)]
+pub struct Function<'a> {
+    /// Its name, in the call's first part.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<&'a str>,
+    /// A JSON text, or what it goes on with.
+    pub arguments: &'a str,
 }
 
 /// A piece of a choice of a chat.
@@ -78,6 +107,9 @@ pub struct Delta<'a> {
     /// New text; absent in the last piece.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub content: Option<&'a str>,
+    /// New parts of calls of tools.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tool_calls: Vec<ToolCall<'a>>,
 }
 
 /// A choice, or a piece of one, of a completion.

@@ -22,9 +22,10 @@ use crate::{
     lifecycle::Serving,
     openai::{
         answer::Answer,
+        delivery::Delivery,
         job::{Echo, Job, Kind, Prompt, namespace},
         logprobs::TokenNames,
-        params::{Delivery, EndTokens, MAX_LOGPROBS, Params},
+        params::{EndTokens, MAX_LOGPROBS, Params},
         target::Target,
     },
     random::random_u64,
@@ -274,6 +275,8 @@ fn job(app: &App, caller: &Caller, sampler: &Sampler, request: &Sample) -> Resul
         prompts: vec![Prompt { tokens, text: None }],
         logprobs: Some(wanted.topk_prompt.max(wanted.topk_sample)),
         echo: if wants_prompt { Echo::Prompt } else { Echo::Nothing },
+        grammar: None,
+        answering: None,
     };
     Ok((job.check()?, wanted))
 }
@@ -320,6 +323,7 @@ fn params(asked: &SamplingParams, choices: u32, serving: &Serving) -> Result<Par
         deadline_ms: 0,
         precision: Precision::Serving,
         token_names: TokenNames::Text,
+        structure: None,
     })
 }
 

@@ -13,8 +13,12 @@ use gateway::{
     lifecycle::LoadText,
     text::{ChatMessage, Decoder, Facts, Text, TextError},
 };
-use serde_json::json;
-use text::{detokenize::TextStart, tokenizer::AddSpecial};
+use serde_json::{Value, json};
+use text::{
+    detokenize::TextStart,
+    grammar::{GrammarError, Grammars},
+    tokenizer::AddSpecial,
+};
 use tokio::{io::AsyncWriteExt as _, net::TcpSocket, task::JoinSet};
 
 use crate::{
@@ -87,12 +91,20 @@ impl Text for GatedText {
         self.text.token_bytes(token)
     }
 
-    fn decoder(&self, start: TextStart) -> Box<dyn Decoder> {
-        self.text.decoder(start)
+    fn decoder(&self, start: TextStart, shown: &[&str]) -> Box<dyn Decoder> {
+        self.text.decoder(start, shown)
     }
 
-    fn encode_chat(&self, messages: &[ChatMessage]) -> Result<Vec<u32>, TextError> {
-        self.text.encode_chat(messages)
+    fn special_token(&self, name: &str) -> Option<u32> {
+        self.text.special_token(name)
+    }
+
+    fn encode_chat(&self, messages: &[ChatMessage], tools: &[Value]) -> Result<Vec<u32>, TextError> {
+        self.text.encode_chat(messages, tools)
+    }
+
+    fn grammars(&self) -> Result<&Grammars, GrammarError> {
+        self.text.grammars()
     }
 
     fn facts(&self) -> &Facts {
@@ -108,7 +120,7 @@ async fn left(harness: &Harness) -> usize {
 }
 
 /// A body that is too long to be worked on where others would wait for it.
-fn body(bytes: usize) -> serde_json::Value {
+fn body(bytes: usize) -> Value {
     json!({ "model": "base", "prompt": "a".repeat(bytes), "max_tokens": 1 })
 }
 

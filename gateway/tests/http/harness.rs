@@ -137,6 +137,7 @@ pub(crate) fn config(directory: &TempDir) -> Config {
         rates: Rates::default(),
         connections: ConnectionLimits { max_body_bytes: 1 << 20, ..ConnectionLimits::default() },
         routing: Policy::default(),
+        tool_call_parser: settings::ToolCallParser::Auto,
         classes: Vec::new(),
         turns: TurnLimits { max_sequences: 64, delays: DelayLimits::default(), flood_share: 0.0625 },
         executor: ExecutorLimits { max_sequences: 64, silence: WATCHDOG },

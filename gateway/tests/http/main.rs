@@ -22,3 +22,4 @@ mod service;
 mod streaming;
 mod targets;
 mod tinker;
+mod tools;

@@ -25,9 +25,9 @@ fn chat(key: &str, value: Value) -> Value {
 async fn an_option_that_is_not_honoured_is_refused_by_name() {
     let harness = Harness::start(say("x")).await;
     let options = [
-        ("tools", json!([{ "type": "function" }])),
+        ("tools", json!([{ "type": "function", "function": { "name": "f" } }])),
         ("functions", json!([{ "name": "f" }])),
-        ("response_format", json!({ "type": "json_object" })),
+        ("prediction", json!({ "type": "content", "content": "a" })),
         ("audio", json!({ "voice": "v" })),
         ("reasoning_effort", json!("high")),
         ("temprature", json!(0.5)),
@@ -73,7 +73,7 @@ async fn a_value_out_of_range_names_its_field() {
 async fn a_message_that_cannot_be_honoured_is_refused_with_its_place() {
     let harness = Harness::start(say("x")).await;
     let messages = [
-        (json!({ "role": "tool", "content": "a" }), "messages[0].role"),
+        (json!({ "role": "function", "content": "a" }), "messages[0].role"),
         (json!({ "role": "user", "content": [{ "type": "image_url" }] }), "messages[0].content"),
         (json!({ "role": "user", "content": "a", "name": 7 }), "messages[0].name"),
         (json!({ "role": "user" }), "messages[0].content"),

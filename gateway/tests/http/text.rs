@@ -1,13 +1,18 @@
 //! A tokenizer whose tokens are bytes, so that tests can read them.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use files::text_hash::TextHash;
 use gateway::{
     lifecycle::LoadText,
     text::{ChatMessage, Decoder, Facts, LoadedText, Text, TextError},
 };
-use text::{detokenize::TextStart, tokenizer::AddSpecial};
+use serde_json::Value;
+use text::{
+    detokenize::TextStart,
+    grammar::{GrammarError, Grammars, TokenBytes, Tokens},
+    tokenizer::AddSpecial,
+};
 
 /// Ends an answer.
 pub(crate) const END: u32 = 256;
@@ -30,6 +35,7 @@ pub(crate) fn always(text: Arc<dyn Text>) -> LoadText {
 #[derive(Debug)]
 pub(crate) struct ByteText {
     bytes: Vec<Vec<u8>>,
+    grammars: OnceLock<Grammars>,
     facts: Facts,
 }
 
@@ -45,7 +51,16 @@ impl ByteText {
         let mut bytes: Vec<Vec<u8>> = (0..=255u8).map(|byte| vec![byte]).collect();
         bytes.extend([end.as_bytes().to_vec(), b"<begin>".to_vec()]);
         let facts = Facts { end_tokens: vec![END], eos_token: Some(end.to_owned()), ..Facts::default() };
-        Self { bytes, facts }
+        Self { bytes, grammars: OnceLock::new(), facts }
+    }
+}
+
+impl ByteText {
+    /// One whose model has this chat template, for those who read it: conversations are written as always.
+    pub(crate) fn with_template(template: &str) -> Self {
+        let mut text = Self::default();
+        text.facts.chat_template = Some(template.to_owned());
+        text
     }
 }
 
@@ -64,14 +79,35 @@ impl Text for ByteText {
         self.bytes.get(token as usize).map_or(&[], Vec::as_slice)
     }
 
-    fn decoder(&self, _start: TextStart) -> Box<dyn Decoder> {
+    fn special_token(&self, _name: &str) -> Option<u32> {
+        None
+    }
+
+    fn decoder(&self, _start: TextStart, _shown: &[&str]) -> Box<dyn Decoder> {
         Box::new(ByteDecoder::default())
     }
 
-    fn encode_chat(&self, messages: &[ChatMessage]) -> Result<Vec<u32>, TextError> {
-        let lines = messages.iter().map(|message| format!("{}:{};", message.role, message.content));
+    fn encode_chat(&self, messages: &[ChatMessage], _tools: &[Value]) -> Result<Vec<u32>, TextError> {
+        let line = |message: &ChatMessage| {
+            let calls =
+                message.calls.iter().map(|call| format!("{}();", call["function"]["name"].as_str().unwrap()));
+            let answers = message.answers.as_ref();
+            let answers = answers
+                .map_or(String::new(), |to| format!("={}/{}", to.id, to.name.as_deref().unwrap_or("")));
+            format!("{}:{}{answers};{}", message.role, message.content, calls.collect::<String>())
+        };
+        let lines = messages.iter().map(line);
         let rendered: String = lines.chain(["assistant:".to_owned()]).collect();
         self.encode(&rendered, AddSpecial::No)
+    }
+
+    fn grammars(&self) -> Result<&Grammars, GrammarError> {
+        let tokens = || {
+            let texts = self.bytes[..256].iter().map(|bytes| TokenBytes::Text(bytes));
+            let special = self.bytes[256..].iter().map(|bytes| TokenBytes::Special(bytes));
+            Tokens::new(texts.chain(special), &self.facts.end_tokens)
+        };
+        Ok(self.grammars.get_or_init(|| Grammars::over(&tokens()).unwrap()))
     }
 
     fn facts(&self) -> &Facts {

@@ -63,6 +63,9 @@ wire_struct! {
         pub provisional: Provisional,
         /// How finely the base's layers round what they are given.
         pub precision: Precision,
+        /// What the completion has to look like, as `text::grammar` writes it; `None` lets every token come. Tokens that were generated
+        /// before are part of the completion.
+        pub grammar: Option<String>,
     }
 }
 

@@ -40,7 +40,7 @@ fn allowed(folder: &str) -> &'static str {
         "simulator" => "cache ids policy",
         "layer-service" => "cache failpoint kernels keys model policy settings shmproto tls",
         "base-executor" => {
-            "cache failpoint files ids kernels layer-service model model-draft policy settings shmproto speculation"
+            "cache failpoint files ids kernels layer-service model model-draft policy settings shmproto speculation text"
         }
         // No model: what it computes is in its memory.
         "lora-worker" => "failpoint kernels settings shmproto",

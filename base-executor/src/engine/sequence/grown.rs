@@ -56,6 +56,11 @@ pub(in crate::engine) struct Fork {
 }
 
 impl Grown {
+    /// What was drafted.
+    pub(super) fn tree(&self) -> &TokenTree {
+        &self.tree
+    }
+
     /// Rows of a pass.
     pub(in crate::engine) fn rows(&self) -> usize {
         self.tokens.len()
@@ -195,30 +200,36 @@ impl<A> Sequence<A> {
     ) -> Verified {
         let Some(grown) = self.grown.take() else { unreachable!("only what has grown is verified") };
         let (mut walk, mut tokens, mut finish) = (Walk::new(&grown.tree), Vec::new(), None);
-        loop {
+        let allowed = self.allowed();
+        let failed = loop {
             let logits = &mut rows[grown.row(walk.at()) * vocab_size..][..vocab_size];
-            // What is no number behind accepted tokens is found once more when it is computed alone, and said then.
-            if !logits.iter().any(|logit| logit.is_finite()) {
-                break;
-            }
-            let token = self.choose(logits);
+            let chosen = match &allowed {
+                Ok(allowed) => self.choose(logits, (allowed, walk.at())),
+                Err(error) => Err(error.clone()),
+            };
+            // What cannot be drawn behind accepted tokens is found once more when it is computed alone, and said then.
+            let token = match chosen {
+                Ok(token) => token,
+                Err(error) => break Some(error),
+            };
             finish = self.finish_after(token.token);
             let is_drafted = walk.take(token.token);
             tokens.push(token);
             if finish.is_some() || !is_drafted {
-                break;
+                break None;
             }
-        }
+        };
         let verdict = walk.verdict();
         // The last token has not been computed: it is pending now, or ends the answer.
         let computed = tokens.len().max(1);
         let last = verdict.accepted[..computed - 1].last().copied();
         let tree = self.give_back(grown, last, kv);
-        let output = if tokens.is_empty() {
-            failure(self.caller.request, self.not_finite())
-        } else {
-            self.keep(computed, kv);
-            self.output(tokens, finish)
+        let output = match failed.filter(|_| tokens.is_empty()) {
+            Some(error) => failure(self.caller.request, error),
+            None => {
+                self.keep(computed, kv);
+                self.output(tokens, finish)
+            }
         };
         Verified { output, tree, verdict }
     }

@@ -1,0 +1,189 @@
+//! Answers of a form: what may come next is found out beside the pass, and nothing else changes what is drawn.
+
+use std::thread;
+
+use base_executor::grammars::Helpers;
+use serde_json::{Value, json};
+use text::grammar::{Grammar, Grammars, TokenBytes, Tokens};
+
+use super::*;
+use crate::planted::Planted;
+
+/// Ends an answer.
+const END: u32 = 59;
+
+/// What tokens stand for: letters, digits and what JSON is made of, and some of it in one piece.
+fn words() -> Vec<String> {
+    let single = "{}[]\":, .-abcdefghijklmnopqrstuvwxyz0123456789".chars().map(String::from);
+    let more = [
+        "\": ",
+        "\", \"",
+        "name",
+        "ages",
+        "true",
+        "null",
+        "{\"",
+        "12",
+        "]}",
+        "ab",
+        "\"}",
+        "{\"name\": \"",
+        "\u{e9}",
+    ];
+    single.chain(more.map(str::to_owned)).collect()
+}
+
+fn helpers() -> Helpers {
+    let read = || {
+        let words = words();
+        assert_eq!(words.len(), END as usize);
+        let texts = words.iter().map(|word| TokenBytes::Text(word.as_bytes()));
+        // Some tokens have a meaning to the pass and none here.
+        let special = (END as usize..VOCAB).map(|_| TokenBytes::Special(b"<end>"));
+        Ok(Grammars::over(&Tokens::new(texts.chain(special), &[END]))?)
+    };
+    Helpers::over(Box::new(read), || {}).unwrap()
+}
+
+fn guided(mut bench: Bench) -> Bench {
+    bench.engine = bench.engine.with_grammars(helpers());
+    bench
+}
+
+/// Steps until everybody is answered; compiling takes its time.
+fn finish(bench: &mut Bench) {
+    let begun = Instant::now();
+    while !bench.engine.is_idle() {
+        bench.step();
+        assert!(begun.elapsed() < patience::WATCHDOG, "the engine makes no progress: {:?}", bench.engine);
+        thread::sleep(Duration::from_micros(50));
+    }
+    bench.step();
+}
+
+fn answered_alone(request: &Generate) -> Answer {
+    let mut bench = guided(Bench::new(ROOMY));
+    bench.send(request.clone());
+    finish(&mut bench);
+    bench.answer(request.request).clone()
+}
+
+fn person() -> String {
+    let ages = json!({ "type": "array", "items": { "type": "integer", "minimum": 0, "maximum": 99 }, "maxItems": 3 });
+    let properties = json!({ "name": { "type": "string", "maxLength": 6 }, "ages": ages });
+    let schema = json!({
+        "type": "object", "properties": properties, "required": ["name", "ages"], "additionalProperties": false
+    });
+    Grammar::Json(schema).source().unwrap()
+}
+
+/// A request that is drawn, and has to be of a form if it is an even one.
+fn drawn(id: u64) -> Generate {
+    let mut one = request(id, prompt(id, 20 + id as usize), 120);
+    one.sampling.temperature = 1.0;
+    one.stop_tokens = vec![END];
+    one.logprobs = Some(1);
+    one.grammar = id.is_multiple_of(2).then(person);
+    if one.grammar.is_none() {
+        // What tokens mean to the pass is not to come in answers.
+        one.sampling.logit_bias = (END..VOCAB as u32).map(|token| (token, -100.0)).collect();
+    }
+    one
+}
+
+fn tokens(answer: &Answer) -> Vec<u32> {
+    answer.tokens.iter().map(|token| token.token).collect()
+}
+
+fn text(answer: &Answer) -> String {
+    let words = words();
+    let said = tokens(answer).into_iter().filter(|&token| token != END);
+    said.map(|token| words[token as usize].clone()).collect()
+}
+
+#[test]
+fn an_answer_of_a_form_has_the_same_tokens_alone_beside_others_drafted_and_taken_up_again() {
+    let requests: Vec<_> = (1..=8).map(drawn).collect();
+    let alone: Vec<_> = requests.iter().map(answered_alone).collect();
+    for (request, answer) in requests.iter().zip(&alone).filter(|(request, _)| request.grammar.is_some()) {
+        assert_eq!(answer.finish, Some(Finish::Stop), "{}", text(answer));
+        let value: Value =
+            serde_json::from_str(&text(answer)).unwrap_or_else(|error| panic!("{request:?}: {error}"));
+        assert!(value["name"].is_string() && value["ages"].is_array(), "{value}");
+    }
+    let known = requests.iter().zip(&alone).map(|(request, answer)| (request.prompt.clone(), tokens(answer)));
+    let known = Arc::new(Mutex::new(known.collect()));
+    let tight = Limits { max_running: 5, chunk_tokens: 16, kv_blocks: 14, ..ROOMY };
+    for (limits, drafts) in [
+        (ROOMY, Drafts::default()),
+        (tight, Drafts::default()),
+        (ROOMY, Planted::drafts(&known, 0.7, Duration::ZERO)),
+        (tight, Planted::drafts(&known, 0.9, Duration::ZERO)),
+    ] {
+        let mut bench = guided(Bench::drafting(limits, drafts));
+        requests.iter().for_each(|request| bench.send(request.clone()));
+        finish(&mut bench);
+        for (request, answer) in requests.iter().zip(&alone) {
+            assert_eq!(bench.answer(request.request).content(), answer.content(), "{limits:?} {request:?}");
+        }
+        assert_nothing_held(&bench);
+    }
+    for (request, answer) in requests.iter().zip(&alone) {
+        let whole = tokens(answer);
+        for cut in [1, whole.len() / 2, whole.len() - 1] {
+            let (generated, left) = (cut as u32, request.max_tokens - cut as u32);
+            let mut rest = Generate { generated, max_tokens: left, ..request.clone() };
+            rest.prompt.extend_from_slice(&whole[..cut]);
+            assert_eq!(tokens(&answered_alone(&rest)), whole[cut..], "cut after {cut}");
+        }
+    }
+}
+
+#[test]
+fn min_tokens_keeps_the_end_back_as_long_as_the_form_lets_anything_else_be_said() {
+    let mut one = drawn(2);
+    one.grammar = Some(Grammar::Regex("[ab]{2,30}".into()).source().unwrap());
+    one.min_tokens = 20;
+    let answer = answered_alone(&one);
+    assert!(answer.tokens.len() >= 20, "{}", text(&answer));
+    one.grammar = Some(Grammar::Choice(vec!["ab".into()]).source().unwrap());
+    let answer = answered_alone(&one);
+    assert_eq!((text(&answer).as_str(), answer.finish), ("ab", Some(Finish::Stop)));
+}
+
+#[test]
+fn a_grammar_that_cannot_be_used_ends_its_request_alone() {
+    let mut bench = guided(Bench::new(ROOMY));
+    bench.send(Generate { grammar: Some("no grammar".into()), ..drawn(2) });
+    let strange = Generate { generated: 3, prompt: prompt(4, 20), ..drawn(4) };
+    bench.send(strange);
+    bench.send(drawn(6));
+    finish(&mut bench);
+    assert_eq!(
+        (bench.error(2), bench.error(4)),
+        (Some(ErrorCode::InvalidRequest), Some(ErrorCode::InvalidRequest))
+    );
+    assert_eq!(bench.answer(6).finish, Some(Finish::Stop));
+    assert_nothing_held(&bench);
+}
+
+#[test]
+fn an_engine_without_a_vocabulary_refuses_grammars() {
+    let mut bench = Bench::new(ROOMY);
+    bench.send(drawn(2));
+    bench.finish();
+    assert_eq!(bench.error(2), Some(ErrorCode::InvalidRequest));
+}
+
+#[test]
+fn a_request_that_is_cancelled_while_its_grammar_is_compiled_leaves_nothing_behind() {
+    let mut bench = guided(Bench::new(ROOMY));
+    bench.send(drawn(2));
+    bench.cancel(2);
+    assert!(bench.engine.is_idle());
+    bench.send(drawn(4));
+    bench.step();
+    bench.cancel(4);
+    assert!(bench.engine.is_idle());
+    assert_nothing_held(&bench);
+}

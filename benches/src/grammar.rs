@@ -1,0 +1,165 @@
+//! Answers of a form beside free ones: what it costs to find out which tokens may come, and what it costs those who do not ask.
+//!
+//! Sixteen streams decode together in this process's own engine. Those of a form write a list of objects that has no end, so that
+//! all write as many tokens.
+
+use std::time::Instant;
+
+use anyhow::{Context as _, Result, bail};
+use base_executor::{
+    engine::{
+        Engine, Limits,
+        event::{ConnectionId, Event},
+    },
+    grammars::Helpers,
+};
+use model::{
+    forward::BLOCK_TOKENS,
+    resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
+    sources::open::open,
+    weights::served::ServedLayers,
+};
+use policy::clock::SystemClock;
+use serde_json::json;
+use shmproto::message::{Generate, ToGateway};
+use text::grammar::Grammar;
+use tokio::sync::mpsc;
+
+use crate::{
+    asking::{CONTEXT, greedy, welcome},
+    config::Config,
+    machine::Cores,
+    measure::Samples,
+    report::{Better, Comparison, Rival, Target},
+};
+
+const GATEWAY: ConnectionId = ConnectionId(1);
+/// Sequences that decode together.
+const STREAMS: usize = 16;
+/// Tokens of each.
+const TOKENS: usize = 64;
+/// Tokens of each prompt.
+const PROMPT_TOKENS: u32 = 16;
+
+/// An engine with a gateway.
+struct Side {
+    engine: Engine<ResidentModel<ServedLayers>>,
+    queue: mpsc::Receiver<ToGateway>,
+    requests: u64,
+}
+
+impl Side {
+    fn open(config: &Config, cores: &Cores, helpers: Option<Helpers>) -> Result<Self> {
+        let weights = LoadedWeights::open(&*open(&config.model)?, None, cores.numbers().len(), &|_| {})?;
+        let options =
+            ResidentOptions { cores: cores.numbers().to_vec(), kv_bytes: 256 << 20, kv_dtype: KvDtype::Auto };
+        let limits = Limits {
+            max_running: STREAMS,
+            max_waiting: STREAMS,
+            max_waiting_tokens: STREAMS * CONTEXT,
+            chunk_tokens: 512,
+            kv_blocks: (STREAMS * CONTEXT / BLOCK_TOKENS) as u32,
+            context_length: CONTEXT,
+        };
+        let model = ResidentModel::new(weights, &options)?;
+        let mut engine = Engine::new(model, limits, welcome(), Box::new(SystemClock));
+        if let Some(helpers) = helpers {
+            engine = engine.with_grammars(helpers);
+        }
+        let (outbox, queue) = mpsc::channel(1024);
+        engine.handle(Event::Connected { connection: GATEWAY, outbox });
+        Ok(Self { engine, queue, requests: 0 })
+    }
+
+    /// Tokens a second of all streams, from the moment at which each has its first; those of the first `formed` are of a form.
+    fn decode(&mut self, grammar: &str, formed: usize) -> Result<f64> {
+        for stream in 0..STREAMS {
+            self.requests += 1;
+            let first = 1000 + 100 * stream as u32;
+            let prompt: Vec<u32> = (first..first + PROMPT_TOKENS).collect();
+            let grammar = (stream < formed).then(|| grammar.to_owned());
+            let request = Generate { grammar, ..greedy(self.requests, &prompt, TOKENS) };
+            self.engine.handle(Event::Generate { connection: GATEWAY, request, received_at: Instant::now() });
+        }
+        let (mut said, mut begun) = (0, None);
+        while !self.engine.is_idle() {
+            self.engine.step();
+            said += self.said()?;
+            if begun.is_none() && said >= 2 * STREAMS {
+                begun = Some((Instant::now(), said));
+            }
+        }
+        let (at, before) = begun.context("no stream has begun")?;
+        Ok((said - before) as f64 / at.elapsed().as_secs_f64())
+    }
+
+    fn said(&mut self) -> Result<usize> {
+        let mut said = 0;
+        while let Ok(message) = self.queue.try_recv() {
+            let ToGateway::Outputs(outputs) = message else { continue };
+            for output in outputs {
+                if let Some(error) = output.error {
+                    bail!("the engine says: {}", error.message);
+                }
+                said += output.tokens.len();
+            }
+        }
+        Ok(said)
+    }
+}
+
+/// A list of objects without an end.
+fn endless() -> Result<String> {
+    let person = json!({
+        "type": "object",
+        "properties": {
+            "name": { "type": "string", "maxLength": 20 },
+            "kind": { "enum": ["cat", "dog", "bird"] },
+            "age": { "type": "integer", "minimum": 0, "maximum": 30 },
+            "tags": { "type": "array", "items": { "type": "string", "pattern": "^[a-z]{1,12}$" }, "maxItems": 4 }
+        },
+        "required": ["name", "kind", "age", "tags"],
+        "additionalProperties": false
+    });
+    Ok(Grammar::Json(json!({ "type": "array", "items": person, "minItems": 50 })).source()?)
+}
+
+/// Measures all streams of a form, half of them, and none beside an engine that knows no grammars.
+///
+/// # Errors
+/// If the model cannot be read, or the engine fails.
+pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
+    let grammar = endless()?;
+    let helpers = Helpers::of_model(config.model.clone(), || {})?;
+    let (mut knows, mut plain) =
+        (Side::open(config, cores, Some(helpers))?, Side::open(config, cores, None)?);
+    let (mut all, mut half, mut none, mut free) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    // The first round reads the vocabulary.
+    knows.decode(&grammar, STREAMS)?;
+    for _ in 0..config.runs {
+        all.push(knows.decode(&grammar, STREAMS)?);
+        free.push(plain.decode(&grammar, 0)?);
+        none.push(knows.decode(&grammar, 0)?);
+        half.push(knows.decode(&grammar, STREAMS / 2)?);
+    }
+    let row = |case: &str, ours: &[f64], least: f64| -> Result<Comparison> {
+        Ok(Comparison {
+            bench: "grammar",
+            case: format!("{STREAMS} streams, {case}"),
+            unit: "tokens/s",
+            better: Better::Higher,
+            ours: Samples::new(ours.to_vec())?,
+            rival: Rival {
+                name: "none of a form".to_owned(),
+                format: "the same".to_owned(),
+                samples: Samples::new(free.clone())?,
+            },
+            target: Some(Target::ShareAtLeast(least)),
+        })
+    };
+    Ok(vec![
+        row("all of a form", &all, 0.95)?,
+        row("half of them of a form", &half, 0.95)?,
+        row("none of a form, where there might be some", &none, 0.99)?,
+    ])
+}

@@ -1,0 +1,67 @@
+//! What answers have to look like, as callers say it; and what models answer, which is looked through for calls of tools.
+
+use std::sync::OnceLock;
+
+use gateway::openai::tools::{format::Format, scan::Scanner};
+use text::grammar::{Grammar, Grammars, TokenBytes, Tokens};
+
+use crate::{Outcome, targets::refused};
+
+/// Tokens of an answer that is begun.
+const STEPS: usize = 24;
+/// Ends an answer.
+const END: u32 = 256;
+
+/// Grammars over bytes.
+fn grammars() -> &'static Grammars {
+    static GRAMMARS: OnceLock<Grammars> = OnceLock::new();
+    GRAMMARS.get_or_init(|| {
+        let bytes: Vec<u8> = (0..=255).collect();
+        let texts = bytes.iter().map(|byte| TokenBytes::Text(std::slice::from_ref(byte)));
+        let tokens = Tokens::new(texts.chain([TokenBytes::Special(b"<end>")]), &[END]);
+        Grammars::over(&tokens).expect("bytes are a vocabulary")
+    })
+}
+
+/// `json`, `regex` or `lark` and a line's end, and behind that a schema, an expression or a grammar: it is compiled, and an answer is
+/// begun, with the first token that may come each time.
+pub(crate) fn grammar(input: &[u8]) -> Outcome {
+    let text = std::str::from_utf8(input).map_err(refused)?;
+    let (kind, text) = text.split_once('\n').ok_or("there is no kind")?;
+    let grammar = match kind {
+        "json" => Grammar::Json(files::strict_json::parse(text.as_bytes()).map_err(refused)?),
+        "regex" => Grammar::Regex(text.to_owned()),
+        "lark" => Grammar::Lark(text.to_owned()),
+        other => return Err(format!("there is no kind {other}")),
+    };
+    let mut matcher = grammars().compile(&grammar.source().map_err(refused)?).map_err(refused)?;
+    for _ in 0..STEPS {
+        let set = matcher.allowed().map_err(refused)?;
+        let Some(token) = (0..END).find(|&token| set.contains(token)) else { break };
+        matcher.accept(token).map_err(refused)?;
+    }
+    Ok(())
+}
+
+/// An answer, in every way that models write calls: whole and letter by letter it comes to the same.
+pub(crate) fn tool_calls(input: &[u8]) -> Outcome {
+    let answer = String::from_utf8_lossy(input);
+    for format in [Format::Hermes, Format::Llama3, Format::Mistral, Format::Pythonic] {
+        let scanner = || Scanner::new(format, vec!["f".to_owned(), "weather".to_owned()]);
+        let (mut at_once, mut letters) = (scanner(), scanner());
+        let (found, rest) = (at_once.push(&answer), at_once.finish());
+        let (mut content, mut arguments) = (String::new(), String::new());
+        let mut buffer = [0; 4];
+        for letter in answer.chars() {
+            let found = letters.push(letter.encode_utf8(&mut buffer));
+            content.push_str(&found.content);
+            found.calls.iter().for_each(|call| arguments.push_str(&call.arguments));
+        }
+        content.push_str(&letters.finish().content);
+        assert_eq!(content, format!("{}{}", found.content, rest.content));
+        let all: String = found.calls.iter().chain(&rest.calls).map(|call| call.arguments.as_str()).collect();
+        assert_eq!(arguments, all);
+        assert_eq!(at_once.calls(), letters.calls());
+    }
+    Ok(())
+}

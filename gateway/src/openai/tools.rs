@@ -1,0 +1,166 @@
+//! Tools: functions of a caller's that a model may ask it to call.
+//!
+//! # Layout
+//!
+//! - [`asked`]: which there are, and whether they are to be called.
+//! - [`format`]: how models write calls, and which way a chat template shows its model.
+//! - [`grammar`]: what an answer with calls has to look like, where it has to.
+//! - [`scan`]: calls out of an answer's text, as it comes. `object`: one that is a JSON object; `pythonic`: a list of Python's, with
+//!   its literals in `python`.
+
+pub mod asked;
+pub mod format;
+pub mod grammar;
+mod object;
+mod python;
+mod pythonic;
+pub mod scan;
+
+use serde_json::Value;
+use settings::ToolCallParser;
+
+use self::{
+    asked::Tools,
+    format::{Format, shows_tools},
+    grammar::CallsError,
+    scan::{Found, Scanner},
+};
+use super::structured::{self, Structure};
+use crate::{
+    errors::ApiError,
+    random::random_u64,
+    text::{ChatMessage, Text},
+};
+
+/// How calls of tools are told from the text of an answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Answering {
+    /// How the model writes them.
+    pub format: Format,
+    /// Functions there are.
+    pub names: Vec<String>,
+}
+
+impl Answering {
+    /// For one answer.
+    #[must_use]
+    pub fn scanner(&self) -> Scanner {
+        Scanner::new(self.format, self.names.clone())
+    }
+
+    /// A number for a call that nobody else has. Templates of Mistral's take nine letters and digits alone.
+    #[must_use]
+    pub fn new_id(&self) -> String {
+        match self.format {
+            Format::Mistral => format!("{:09x}", random_u64() >> 28),
+            _ => format!("call_{:016x}{:08x}", random_u64(), random_u64() >> 32),
+        }
+    }
+}
+
+/// Tools of a request, ready to be shown and read.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Calling {
+    /// What the chat template is to show.
+    pub shown: Vec<Value>,
+    /// What the answer has to look like, if it has to.
+    pub grammar: Option<String>,
+    /// How its calls are read.
+    pub answering: Answering,
+}
+
+impl Calling {
+    /// What `tools` mean to a model whose calls are written as `parser` says; where it calls none, `answer` says what its answer looks
+    /// like.
+    ///
+    /// # Errors
+    /// The model can be shown no tools, or calls cannot be made to look like what they have to.
+    pub fn new(
+        tools: Tools,
+        parser: ToolCallParser,
+        text: &dyn Text,
+        answer: Option<&Structure>,
+    ) -> Result<Self, ApiError> {
+        let template = text.facts().chat_template.as_deref();
+        let shows = template.is_some_and(shows_tools);
+        let format = Format::of(parser, template).filter(|_| shows).ok_or_else(|| no_tools(parser, shows))?;
+        let grammar = grammar(&tools, format, text, answer)?;
+        let names = tools.list.iter().map(|tool| tool.name.clone()).collect();
+        let shown = tools.list.into_iter().map(|tool| tool.definition).collect();
+        Ok(Self { shown, grammar, answering: Answering { format, names } })
+    }
+}
+
+/// The grammar of the answer, tried as it is.
+fn grammar(
+    tools: &Tools,
+    format: Format,
+    text: &dyn Text,
+    answer: Option<&Structure>,
+) -> Result<Option<String>, ApiError> {
+    let announcement = format.announcement().and_then(|name| text.special_token(name));
+    let built = grammar::of(tools, format, announcement, answer.map(|structure| &structure.grammar));
+    let tried = built.and_then(|grammar| {
+        let Some(grammar) = grammar else { return Ok(None) };
+        let source = grammar.source()?;
+        text.grammars()?.compile(&source)?;
+        Ok(Some(source))
+    });
+    tried.map_err(|error| match (error, answer) {
+        (CallsError::Grammar(error), None) => structured::refused("tools", &error),
+        (CallsError::Grammar(error), Some(_)) => {
+            structured::refused("tools' or 'response_format", &error).of("tools")
+        }
+        (CallsError::Beside, Some(answer)) => {
+            ApiError::invalid(&answer.field, CallsError::Beside.to_string())
+        }
+        (error, _) => ApiError::invalid("tools", format!("'tools' cannot be used: {error}")),
+    })
+}
+
+fn no_tools(parser: ToolCallParser, shows: bool) -> ApiError {
+    let why = match (parser, shows) {
+        (ToolCallParser::None, _) => "this server is set to read no calls of tools (--tool-call-parser none)",
+        (_, false) => "this model's chat template shows it no tools",
+        (_, true) => {
+            "this model's chat template shows tools in a way that is not known; its operator can say which with --tool-call-parser"
+        }
+    };
+    let message = format!("'tools' is not supported here: {why}; leave it out of the request");
+    ApiError::bad_request("unsupported_parameter", message).of("tools")
+}
+
+/// Refuses calls in a conversation that the model would not be shown.
+///
+/// # Errors
+/// There are some, and its template has no place for them.
+pub fn check_history(messages: &[ChatMessage], text: &dyn Text) -> Result<(), ApiError> {
+    let is_about_tools = |message: &ChatMessage| !message.calls.is_empty() || message.answers.is_some();
+    let Some(index) = messages.iter().position(is_about_tools) else { return Ok(()) };
+    if text.facts().chat_template.as_deref().is_some_and(shows_tools) {
+        return Ok(());
+    }
+    let message = "this model's chat template shows no calls of tools; leave such messages out";
+    Err(ApiError::bad_request("unsupported_parameter", message).of(&format!("messages[{index}]")))
+}
+
+/// A part of a call as it goes out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CallPart {
+    /// Which call of the answer, counted from 0.
+    pub index: usize,
+    /// Its number and its function, in its first part.
+    pub begun: Option<(String, String)>,
+    /// What its arguments go on with.
+    pub arguments: String,
+}
+
+/// Adds what was `found` to what goes out.
+pub fn append(found: Found, answering: &Answering, content: &mut String, calls: &mut Vec<CallPart>) {
+    content.push_str(&found.content);
+    calls.extend(found.calls.into_iter().map(|piece| CallPart {
+        index: piece.index,
+        begun: piece.name.map(|name| (answering.new_id(), name)),
+        arguments: piece.arguments,
+    }));
+}

@@ -1,0 +1,106 @@
+//! How models write calls of tools, and which way a chat template shows its model.
+
+use settings::ToolCallParser;
+
+/// How calls are written. Each is told from text by its beginning.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Format {
+    /// `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, anywhere, any number of them: Hermes, Qwen.
+    Hermes,
+    /// `{"name": ..., "parameters": {...}}` as all of the answer, perhaps behind `<|python_tag|>`; more of them behind `;`: Llama 3.
+    Llama3,
+    /// `[TOOL_CALLS]` and then `[{"name": ..., "arguments": {...}}, ...]`, or `NAME{...}` or `NAME[ARGS]{...}`: Mistral.
+    Mistral,
+    /// `[name(key=value, ...), ...]` as all of the answer, with literals of Python: Llama 3.2, Gemma 3 by prompts that ask for it.
+    Pythonic,
+}
+
+impl Format {
+    /// The one that an operator has chosen, or else that of a chat template; `None` if no calls are to be read, or the template
+    /// shows no tools.
+    #[must_use]
+    pub fn of(chosen: ToolCallParser, template: Option<&str>) -> Option<Self> {
+        match chosen {
+            ToolCallParser::None => None,
+            ToolCallParser::Auto => template.and_then(Self::of_template),
+            ToolCallParser::Hermes => Some(Self::Hermes),
+            ToolCallParser::Llama3Json => Some(Self::Llama3),
+            ToolCallParser::Mistral => Some(Self::Mistral),
+            ToolCallParser::Pythonic => Some(Self::Pythonic),
+        }
+    }
+
+    /// That which `template` shows, by the words that only it has.
+    fn of_template(template: &str) -> Option<Self> {
+        if !shows_tools(template) {
+            return None;
+        }
+        let has = |word: &str| template.contains(word);
+        if has("<tool_call>") {
+            Some(Self::Hermes)
+        } else if has("[TOOL_CALLS]") {
+            Some(Self::Mistral)
+        } else if has("\"parameters\": ") && (has("<|python_tag|>") || has("<|start_header_id|>")) {
+            Some(Self::Llama3)
+        } else if has("[func_name1(params_name1=") || has("func_name1(") {
+            Some(Self::Pythonic)
+        } else {
+            None
+        }
+    }
+
+    /// The name of the token, if it is one, that announces calls.
+    #[must_use]
+    pub fn announcement(self) -> Option<&'static str> {
+        match self {
+            Self::Hermes => Some("<tool_call>"),
+            Self::Llama3 => Some("<|python_tag|>"),
+            Self::Mistral => Some("[TOOL_CALLS]"),
+            Self::Pythonic => None,
+        }
+    }
+
+    /// Names of tokens that are part of how calls are written, and to be read where others are no text.
+    #[must_use]
+    pub fn words(self) -> &'static [&'static str] {
+        match self {
+            Self::Hermes => &["<tool_call>", "</tool_call>"],
+            Self::Llama3 => &["<|python_tag|>"],
+            Self::Mistral => &["[TOOL_CALLS]", "[ARGS]"],
+            Self::Pythonic => &[],
+        }
+    }
+}
+
+/// Whether a chat template shows its model any tools: without that it would never hear of them.
+#[must_use]
+pub fn shows_tools(template: &str) -> bool {
+    let is_word = |c: char| c.is_alphanumeric() || c == '_';
+    template.match_indices("tools").any(|(at, word)| {
+        let (before, behind) = (&template[..at], &template[at + word.len()..]);
+        !before.ends_with(is_word) && !behind.starts_with(is_word)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_template_shows_its_format() {
+        for (template, format) in [
+            ("{% if tools %}<tool_call>{% endif %}", Some(Format::Hermes)),
+            ("{% if tools is not none %}[AVAILABLE_TOOLS]{% endif %}[TOOL_CALLS]", Some(Format::Mistral)),
+            ("<|start_header_id|>{% for t in tools %}{\"name\": x, \"parameters\": y}", Some(Format::Llama3)),
+            ("{% if tools %}[func_name1(params_name1=params_value1...)]", Some(Format::Pythonic)),
+            ("{% if tools %}in a way nobody knows", None),
+            ("{{ messages }}<tool_call>", None),
+            ("{{ my_tools }}<tool_call>", None),
+        ] {
+            assert_eq!(Format::of(ToolCallParser::Auto, Some(template)), format, "{template}");
+        }
+        assert_eq!(Format::of(ToolCallParser::Auto, None), None);
+        assert_eq!(Format::of(ToolCallParser::None, Some("{{ tools }}<tool_call>")), None);
+        assert_eq!(Format::of(ToolCallParser::Mistral, None), Some(Format::Mistral));
+    }
+}

@@ -1,0 +1,377 @@
+//! What an answer with calls has to look like, where it has to: calls that are required, and functions that are strict.
+
+use std::fmt::Write as _;
+
+use serde_json::{Map, Value, json};
+use text::grammar::{Grammar, GrammarError, lark_json, lark_string};
+
+use super::{
+    asked::{Calls, Choice, Strictness, Tool, Tools},
+    format::Format,
+};
+
+/// Why calls cannot be made to look like what they have to.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CallsError {
+    /// A function's schema, or the whole, cannot be honoured.
+    #[error(transparent)]
+    Grammar(#[from] GrammarError),
+    /// A way to write calls that has no place for what the schema says.
+    #[error(
+        "the parameters of '{name}' are no plain list of properties, and the model's way to write calls has no other"
+    )]
+    NoPlainList {
+        /// The function.
+        name: String,
+    },
+    /// What else the answer has to look like is said in a way that calls cannot stand beside.
+    #[error(
+        "an answer that may call tools can besides be text or JSON; send 'tool_choice': \"none\" with any other grammar"
+    )]
+    Beside,
+}
+
+/// The grammar of answers with calls as `tools` wants them; where none are called `answer` says what they look like. `None`: nothing
+/// has to be as it is. `announcement` is the token that announces calls, where it is one.
+///
+/// # Errors
+/// See [`CallsError`].
+pub fn of(
+    tools: &Tools,
+    format: Format,
+    announcement: Option<u32>,
+    answer: Option<&Grammar>,
+) -> Result<Option<Grammar>, CallsError> {
+    let is_strict = tools.list.iter().any(|tool| tool.strictness == Strictness::Strict);
+    let is_free = tools.choice == Choice::Auto && !is_strict && answer.is_none();
+    if is_free {
+        return Ok(None);
+    }
+    let announcement = Announcement::of(format, announcement);
+    let mut rules = Rules { format, source: String::new() };
+    let start = match (&tools.choice, answer) {
+        (Choice::Auto, None) => rules.text_or_calls(&announcement, tools.calls),
+        (Choice::Auto, Some(Grammar::Json(schema))) => {
+            rules.add("answer", &lark_json(schema)?);
+            "answer | calls".to_owned()
+        }
+        (Choice::Auto, Some(_)) => return Err(CallsError::Beside),
+        (Choice::Required | Choice::Named(_), _) => "calls".to_owned(),
+    };
+    rules.add("start", &start);
+    rules.add("calls", &calls(format, &announcement.source, tools.calls));
+    let names: Vec<String> = tools.callable().enumerate().map(|(index, _)| format!("call_{index}")).collect();
+    rules.add("call", &names.join(" | "));
+    for (index, tool) in tools.callable().enumerate() {
+        rules.call(index, tool, &tools.choice)?;
+    }
+    Ok(Some(Grammar::Lark(rules.source)))
+}
+
+/// What announces calls, in Lark.
+struct Announcement {
+    source: String,
+    is_token: bool,
+}
+
+impl Announcement {
+    fn of(format: Format, token: Option<u32>) -> Self {
+        match (format, token) {
+            // Llama 3 announces nothing where it calls functions.
+            (Format::Llama3 | Format::Pythonic, _) => Self { source: String::new(), is_token: false },
+            (_, Some(token)) => Self { source: format!("<[{token}]>"), is_token: true },
+            (_, None) => {
+                Self { source: lark_string(format.announcement().unwrap_or_default()), is_token: false }
+            }
+        }
+    }
+}
+
+/// All calls of an answer, of which each is a `call`.
+fn calls(format: Format, announcement: &str, calls: Calls) -> String {
+    let (open, between, close) = match format {
+        Format::Hermes => {
+            let one = format!("{announcement} \"\\n\" call \"\\n</tool_call>\"");
+            return match calls {
+                Calls::One => one,
+                Calls::Many => format!("{one} (\"\\n\" {one})*"),
+            };
+        }
+        Format::Llama3 => (String::new(), "; ", ""),
+        Format::Mistral => (format!("{announcement} \"[\""), ", ", "]"),
+        Format::Pythonic => ("\"[\"".to_owned(), ", ", "]"),
+    };
+    let more = match calls {
+        Calls::One => String::new(),
+        Calls::Many => format!("({} call)*", lark_string(between)),
+    };
+    let close = if close.is_empty() { String::new() } else { lark_string(close) };
+    format!("{open} call {more} {close}")
+}
+
+struct Rules {
+    format: Format,
+    source: String,
+}
+
+impl Rules {
+    fn add(&mut self, name: &str, rule: &str) {
+        // Into memory: writing cannot fail.
+        let _ = writeln!(self.source, "{name}: {}", rule.trim());
+    }
+
+    /// Text in which, or behind which, calls may come.
+    fn text_or_calls(&mut self, announcement: &Announcement, calls: Calls) -> String {
+        let many = if calls == Calls::Many { "*" } else { "?" };
+        match self.format {
+            Format::Llama3 => {
+                self.add("TEXT", r"/[^{](?s:.*)/");
+                "calls | TEXT | \"\"".to_owned()
+            }
+            Format::Hermes | Format::Mistral if announcement.is_token => {
+                self.add("TEXT", r"/(?s:.+)/");
+                format!("TEXT? (calls TEXT?){many}")
+            }
+            Format::Mistral | Format::Pythonic => {
+                self.add("TEXT", r"/[^\[](?s:.*)/");
+                "calls | TEXT | \"\"".to_owned()
+            }
+            Format::Hermes => {
+                // Up to the announcement, and with it; and what has none in it.
+                self.add("announced[suffix=\"<tool_call>\"]", r"/(?s:.*)/");
+                self.add("TEXT", r"/(?s:.*)/ & ~/(?s:.*)<tool_call>(?s:.*)/");
+                format!("(announced \"\\n\" call \"\\n</tool_call>\"){many} TEXT")
+            }
+        }
+    }
+
+    fn call(&mut self, index: usize, tool: &Tool, choice: &Choice) -> Result<(), CallsError> {
+        let (name, arguments) = (Value::from(tool.name.as_str()), format!("arguments_{index}"));
+        let is_free = *choice == Choice::Auto && tool.strictness == Strictness::Free;
+        let any = json!({ "type": "object" });
+        let schema = if is_free { &any } else { &tool.parameters };
+        let before = match self.format {
+            Format::Pythonic => {
+                self.add(
+                    &format!("call_{index}"),
+                    &format!("{} {arguments} \")\"", lark_string(&format!("{}(", tool.name))),
+                );
+                return self.keywords(&arguments, &tool.name, schema);
+            }
+            Format::Llama3 => format!("{{\"name\": {name}, \"parameters\": "),
+            Format::Hermes | Format::Mistral => format!("{{\"name\": {name}, \"arguments\": "),
+        };
+        self.add(&format!("call_{index}"), &format!("{} {arguments} \"}}\"", lark_string(&before)));
+        self.add(&arguments, &lark_json(schema)?);
+        Ok(())
+    }
+
+    /// Arguments as `key=value, ...`, in the order of the schema, the values as JSON, which these models read and write as well.
+    fn keywords(&mut self, rule: &str, name: &str, schema: &Value) -> Result<(), CallsError> {
+        let no_list = || CallsError::NoPlainList { name: name.to_owned() };
+        const KNOWN: [&str; 9] = [
+            "type",
+            "properties",
+            "required",
+            "additionalProperties",
+            "$defs",
+            "definitions",
+            "title",
+            "description",
+            "$schema",
+        ];
+        let object = schema.as_object().ok_or_else(no_list)?;
+        if object.keys().any(|key| !KNOWN.contains(&key.as_str()))
+            || object.get("type") != Some(&json!("object"))
+        {
+            return Err(no_list());
+        }
+        let none = Map::new();
+        let properties =
+            object.get("properties").map_or(Some(&none), Value::as_object).ok_or_else(no_list)?;
+        let required = object.get("required").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+        let definitions = |schema: &Value| {
+            let mut schema = schema.clone();
+            for key in ["$defs", "definitions"] {
+                if let (Some(map), Some(all)) = (schema.as_object_mut(), object.get(key)) {
+                    map.entry(key).or_insert_with(|| all.clone());
+                }
+            }
+            schema
+        };
+        for (index, (key, schema)) in properties.iter().enumerate() {
+            let is_optional = !required.iter().any(|name| name == key);
+            self.add(&format!("{rule}_value_{index}"), &lark_json(&definitions(schema))?);
+            let one = format!(
+                "{} {rule}_value_{index} {rule}_behind_{}",
+                lark_string(&format!("{key}=")),
+                index + 1
+            );
+            let (first, behind) = (format!("{rule}_from_{index}"), format!("{rule}_behind_{index}"));
+            let skip =
+                |to: &str| if is_optional { format!(" | {rule}_{to}_{}", index + 1) } else { String::new() };
+            self.add(&first, &format!("{one}{}", skip("from")));
+            self.add(&behind, &format!("\", \" {one}{}", skip("behind")));
+        }
+        for last in ["from", "behind"] {
+            self.add(&format!("{rule}_{last}_{}", properties.len()), "\"\"");
+        }
+        self.add(rule, &format!("{rule}_from_0"));
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use text::grammar::{Grammars, TokenBytes, Tokens};
+
+    use super::{
+        super::{asked, scan::Scanner},
+        *,
+    };
+    use crate::openai::fields::Fields;
+
+    const END: u32 = 256;
+    const ANNOUNCED: u32 = 257;
+    const FORMATS: [Format; 4] = [Format::Hermes, Format::Llama3, Format::Mistral, Format::Pythonic];
+
+    fn grammars() -> Grammars {
+        let bytes: Vec<u8> = (0..=255).collect();
+        let texts = bytes.iter().map(|byte| TokenBytes::Text(std::slice::from_ref(byte)));
+        let special = [TokenBytes::Special(b"<end>"), TokenBytes::Special(b"[TOOL_CALLS]")];
+        Grammars::over(&Tokens::new(texts.chain(special), &[END])).unwrap()
+    }
+
+    fn tools(more: &Value) -> Tools {
+        let unit = json!({ "$ref": "#/$defs/unit" });
+        let properties = json!({ "city": { "type": "string", "maxLength": 5 }, "days": { "type": "integer", "minimum": 1, "maximum": 7 }, "unit": unit });
+        let weather = json!({
+            "type": "object", "properties": properties, "required": ["city", "unit"], "additionalProperties": false,
+            "$defs": { "unit": { "enum": ["c", "f"] } }
+        });
+        let function = |name: &str, parameters: Value| json!({ "type": "function", "function": { "name": name, "parameters": parameters, "strict": true } });
+        let mut body = json!({ "tools": [function("weather", weather), { "type": "function", "function": { "name": "now" } }] });
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let mut fields = Fields::parse(body.to_string().as_bytes()).unwrap();
+        asked::read(&mut fields).unwrap().unwrap()
+    }
+
+    /// A walk through the grammar: any allowed token at each step, and the end as soon as it may come.
+    fn walk(grammars: &Grammars, grammar: &Grammar, seed: u64) -> String {
+        let (mut draws, mut said) = (seed, Vec::new());
+        let mut matcher = grammars.compile(&grammar.source().unwrap()).unwrap();
+        loop {
+            let set = matcher.allowed().unwrap();
+            if set.contains(END) && !said.is_empty() {
+                break;
+            }
+            let allowed: Vec<u32> =
+                (0..=ANNOUNCED).filter(|&token| token != END && set.contains(token)).collect();
+            draws = draws.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let token = allowed[(draws >> 33) as usize % allowed.len()];
+            matcher.accept(token).unwrap();
+            match u8::try_from(token) {
+                Ok(byte) => said.push(byte),
+                Err(_) => said.extend(b"[TOOL_CALLS]"),
+            }
+        }
+        String::from_utf8(said).unwrap()
+    }
+
+    /// The calls that are read out of `answer`; there is nothing else in it.
+    fn calls_of(format: Format, answer: &str) -> Vec<(String, Value)> {
+        let mut scanner = Scanner::new(format, vec!["weather".into(), "now".into()]);
+        let (found, rest) = (scanner.push(answer), scanner.finish());
+        assert_eq!(format!("{}{}", found.content, rest.content), "", "{format:?}: {answer}");
+        let mut calls: Vec<(String, String)> = Vec::new();
+        for piece in found.calls.into_iter().chain(rest.calls) {
+            if let Some(name) = piece.name {
+                calls.push((name, String::new()));
+            }
+            calls[piece.index].1.push_str(&piece.arguments);
+        }
+        let parsed = |(name, text): (String, String)| (name, serde_json::from_str(&text).expect(answer));
+        calls.into_iter().map(parsed).collect()
+    }
+
+    fn check(name: &str, arguments: &Value) {
+        let keys: Vec<&str> = arguments.as_object().unwrap().keys().map(String::as_str).collect();
+        if name == "now" {
+            return assert!(keys.is_empty(), "{arguments}");
+        }
+        assert_eq!(name, "weather");
+        assert!(keys == ["city", "unit"] || keys == ["city", "days", "unit"], "{arguments}");
+        assert!(arguments["city"].as_str().unwrap().chars().count() <= 5);
+        assert!(["c", "f"].contains(&arguments["unit"].as_str().unwrap()));
+    }
+
+    #[test]
+    fn calls_that_are_required_keep_to_their_schemas_in_every_format() {
+        let grammars = grammars();
+        let named = json!({ "tool_choice": { "type": "function", "function": { "name": "weather" } } });
+        for format in FORMATS {
+            let announced = (format == Format::Mistral).then_some(ANNOUNCED);
+            for (more, seeds) in [(json!({ "tool_choice": "required" }), 0..6), (named.clone(), 6..9)] {
+                let grammar = of(&tools(&more), format, announced, None).unwrap().unwrap();
+                for seed in seeds {
+                    let calls = calls_of(format, &walk(&grammars, &grammar, seed));
+                    assert!(!calls.is_empty(), "{format:?}");
+                    calls.iter().for_each(|(name, arguments)| check(name, arguments));
+                    assert!(
+                        more["tool_choice"].is_string() || calls.iter().all(|(name, _)| name == "weather")
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn where_a_function_is_strict_text_is_free_and_calls_are_not() {
+        let grammars = grammars();
+        for format in FORMATS {
+            for announced in [None, (format == Format::Mistral).then_some(ANNOUNCED)] {
+                let grammar = of(&tools(&json!({})), format, announced, None).unwrap().unwrap();
+                let mut matcher = grammars.compile(&grammar.source().unwrap()).unwrap();
+                let set = matcher.allowed().unwrap();
+                assert!(
+                    set.contains(END) && set.contains(b'H'.into()),
+                    "{format:?}: an answer may be text, or nothing"
+                );
+                let call = match (format, announced) {
+                    (Format::Hermes, _) => "I look.<tool_call>\n{\"name\": \"weather\", \"arguments\": ",
+                    (Format::Llama3, _) => "{\"name\": \"weather\", \"parameters\": ",
+                    (Format::Mistral, Some(_)) => "[{\"name\": \"weather\", \"arguments\": ",
+                    (Format::Mistral, None) => "[TOOL_CALLS][{\"name\": \"weather\", \"arguments\": ",
+                    (Format::Pythonic, _) => "[weather(",
+                };
+                if announced.is_some() {
+                    matcher.accept(ANNOUNCED).unwrap();
+                }
+                for byte in call.bytes() {
+                    matcher.accept(byte.into()).unwrap_or_else(|error| panic!("{format:?} {call}: {error}"));
+                }
+                let next = matcher.allowed().unwrap();
+                let wanted = if format == Format::Pythonic { b'c' } else { b'{' };
+                assert!(next.contains(wanted.into()) && !next.contains(b'7'.into()), "{format:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn beside_text_nothing_has_to_be_as_it_is_unless_somebody_wants_it() {
+        let mut free = tools(&json!({}));
+        free.list.iter_mut().for_each(|tool| tool.strictness = Strictness::Free);
+        assert_eq!(of(&free, Format::Hermes, None, None), Ok(None));
+        let answer = Grammar::Json(json!({ "type": "integer", "minimum": 0, "maximum": 9 }));
+        let grammar = of(&free, Format::Hermes, None, Some(&answer)).unwrap().unwrap();
+        let mut matcher = grammars().compile(&grammar.source().unwrap()).unwrap();
+        let next = matcher.allowed().unwrap();
+        assert!(next.contains(b'7'.into()) && next.contains(b'<'.into()) && !next.contains(b'a'.into()));
+        let other = Grammar::Regex("a".into());
+        assert_eq!(of(&free, Format::Hermes, None, Some(&other)), Err(CallsError::Beside));
+        free.choice = Choice::Required;
+        free.list[0].parameters = json!({ "anyOf": [] });
+        let error = of(&free, Format::Pythonic, None, None).unwrap_err();
+        assert!(error.to_string().contains("weather"), "{error}");
+    }
+}

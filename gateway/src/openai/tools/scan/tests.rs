@@ -1,0 +1,136 @@
+//! Calls in answers, in every way that models write them.
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// An answer, the text of it that is no call, and its calls with their arguments.
+type Case = (Format, &'static str, &'static str, &'static [(&'static str, &'static str)]);
+
+const CASES: &[Case] = &[
+    (Format::Hermes, "Hello  there.\n", "Hello  there.\n", &[]),
+    (
+        Format::Hermes,
+        "I look.\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": \"</tool_call> é\"}}\n</tool_call>",
+        "I look.",
+        &[("f", "{\"a\": \"</tool_call> é\"}")],
+    ),
+    (
+        Format::Hermes,
+        "<tool_call>{\"name\":\"f\"}</tool_call>\n<tool_call>{\"arguments\":{\"b\":[1,2]},\"name\":\"g\"}</tool_call>\n",
+        "",
+        &[("f", "{}"), ("g", "{\"b\":[1,2]}")],
+    ),
+    (
+        Format::Hermes,
+        "<tool_call>{\"name\":\"f\"}<tool_call>{\"name\":\"g\"}",
+        "",
+        &[("f", "{}"), ("g", "{}")],
+    ),
+    (Format::Hermes, "a <tool_call> b", "a <tool_call> b", &[]),
+    (Format::Hermes, "<tool_call>{\"x\": 1}</tool_call>", "<tool_call>{\"x\": 1}</tool_call>", &[]),
+    (Format::Hermes, "<tool_call>{\"name\":\"f\"}</tool_call> Done.", " Done.", &[("f", "{}")]),
+    (Format::Hermes, "a <tool_cal", "a <tool_cal", &[]),
+    (Format::Hermes, "<tool_call>{\"name\":\"f\",\"arguments\":{\"a\":", "", &[("f", "{\"a\":")]),
+    (Format::Llama3, "{\"name\": \"f\", \"parameters\": {\"a\": 1}}", "", &[("f", "{\"a\": 1}")]),
+    (
+        Format::Llama3,
+        "<|python_tag|>{\"type\": \"function\", \"name\": \"f\", \"parameters\": {}}; {\"name\": \"g\", \"parameters\": {\"b\": \"{\"}}",
+        "",
+        &[("f", "{}"), ("g", "{\"b\": \"{\"}")],
+    ),
+    (Format::Llama3, "{\"name\": \"Bob\", \"age\": 3}", "{\"name\": \"Bob\", \"age\": 3}", &[]),
+    (Format::Llama3, "{\"answer\": 42}", "{\"answer\": 42}", &[]),
+    (Format::Llama3, "The set {1, 2} is small.", "The set {1, 2} is small.", &[]),
+    (
+        Format::Mistral,
+        "[TOOL_CALLS] [{\"name\": \"f\", \"arguments\": {\"a\": 1}}, {\"name\": \"g\", \"arguments\": {}}]",
+        "",
+        &[("f", "{\"a\": 1}"), ("g", "{}")],
+    ),
+    (
+        Format::Mistral,
+        "Well. [TOOL_CALLS]f[ARGS]{\"a\": {\"b\": 1}}[TOOL_CALLS]g{}",
+        "Well.",
+        &[("f", "{\"a\": {\"b\": 1}}"), ("g", "{}")],
+    ),
+    (Format::Mistral, "[1, 2]", "[1, 2]", &[]),
+    (
+        Format::Pythonic,
+        "[f(a=1, b='x, )', c=[True, None]), g()]",
+        "",
+        &[("f", "{\"a\": 1, \"b\": \"x, )\", \"c\": [true,null]}"), ("g", "{}")],
+    ),
+    (Format::Pythonic, "[1, 2]", "[1, 2]", &[]),
+    (Format::Pythonic, "[h(1)]", "[h(1)]", &[]),
+    (Format::Pythonic, "As [f(a=1)] says", "As [f(a=1)] says", &[]),
+];
+
+fn scan<'a>(format: Format, pieces: impl Iterator<Item = &'a str>) -> (String, Vec<(String, String)>) {
+    let mut scanner = Scanner::new(format, vec!["f".to_owned(), "g".to_owned()]);
+    let (mut content, mut calls) = (String::new(), Vec::<(String, String)>::new());
+    let mut add = |found: Found| {
+        content.push_str(&found.content);
+        for CallPiece { index, name, arguments } in found.calls {
+            if let Some(name) = name {
+                assert_eq!(index, calls.len(), "calls begin in order");
+                calls.push((name, String::new()));
+            }
+            assert_eq!(index + 1, calls.len(), "only the last call goes on");
+            calls[index].1.push_str(&arguments);
+        }
+    };
+    pieces.for_each(|piece| add(scanner.push(piece)));
+    add(scanner.finish());
+    (content, calls)
+}
+
+#[test]
+fn calls_are_found_however_the_answer_is_cut() {
+    for &(format, answer, content, calls) in CASES {
+        let calls: Vec<_> =
+            calls.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned())).collect();
+        let expected = (content.to_owned(), calls);
+        for cut in (0..=answer.len()).filter(|&cut| answer.is_char_boundary(cut)) {
+            let (before, behind) = answer.split_at(cut);
+            assert_eq!(
+                scan(format, [before, behind].into_iter()),
+                expected,
+                "{format:?} {answer} cut at {cut}"
+            );
+        }
+        let mut buffer = [0; 4];
+        let letters: Vec<String> = answer.chars().map(|c| c.encode_utf8(&mut buffer).to_owned()).collect();
+        assert_eq!(scan(format, letters.iter().map(String::as_str)), expected, "{format:?} {answer}");
+    }
+}
+
+#[test]
+fn arguments_go_out_before_their_call_ends() {
+    let mut scanner = Scanner::new(Format::Hermes, Vec::new());
+    let found = scanner.push("<tool_call>{\"name\": \"f\", \"arguments\": {\"city\": \"Par");
+    let call = CallPiece { index: 0, name: Some("f".to_owned()), arguments: "{\"city\": \"Par".to_owned() };
+    assert_eq!(found, Found { content: String::new(), calls: vec![call] });
+    let rest = CallPiece { index: 0, name: None, arguments: "is\"}".to_owned() };
+    assert_eq!(scanner.push("is\"}}</tool_call>").calls, vec![rest]);
+}
+
+proptest! {
+    #[test]
+    fn whatever_a_model_says_is_scanned_alike_in_all_pieces(
+        parts in prop::collection::vec(
+            prop_oneof![
+                Just("<tool_call>"), Just("</tool_call>"), Just("[TOOL_CALLS]"), Just("[ARGS]"), Just("<|python_tag|>"),
+                Just("{\"name\": \"f\""), Just("\"arguments\": {\"a\": 1}"), Just("}"), Just("{"), Just("["), Just("]"),
+                Just(","), Just(";"), Just(" "), Just("\n"), Just("f("), Just("a=1"), Just(")"), Just("\""), Just("x"), Just("é"),
+            ],
+            0..24,
+        ),
+        format in prop_oneof![
+            Just(Format::Hermes), Just(Format::Llama3), Just(Format::Mistral), Just(Format::Pythonic)
+        ],
+    ) {
+        let whole = parts.concat();
+        prop_assert_eq!(scan(format, parts.iter().copied()), scan(format, std::iter::once(whole.as_str())));
+    }
+}

@@ -1,0 +1,324 @@
+//! What an answer has to look like, as the set of tokens that may come next (`llguidance`).
+//!
+//! Three things, one after the other: a [`Grammar`] is what somebody asks for; [`Grammar::source`] is the one form in which it
+//! travels; [`Grammars::compile`] makes a [`Matcher`] of that, which is told the tokens of one answer and says what may follow.
+//! What may follow depends on the grammar and on the bytes of the tokens so far alone: no token is ever forced or put
+//! together otherwise, so an answer that is taken up again goes on as it would have.
+//!
+//! # Layout
+//!
+//! - `matcher`: one answer on its way through a grammar.
+//! - `tokens`: what the tokens of a vocabulary are to a grammar.
+//!
+//! # Principles
+//!
+//! - A grammar comes from anybody: its source, what is made of it, and each step have bounds, and beyond them is an error.
+//! - What cannot be honoured is refused by name, never approximated.
+
+mod matcher;
+mod tokens;
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use llguidance::{
+    ParserFactory,
+    api::{GrammarWithLexer, ParserLimits, TopLevelGrammar},
+    earley::SlicedBiasComputer,
+    toktrie::InferenceCapabilities,
+};
+use serde_json::{Value, json};
+
+pub use self::{
+    matcher::{MatchError, Matcher, TokenSet},
+    tokens::{TokenBytes, Tokens},
+};
+use crate::tokenizer::Tokenizer;
+
+/// Longest source of a grammar in bytes.
+pub const MAX_SOURCE_BYTES: usize = 256 << 10;
+
+/// Deepest brackets in one another of an expression or a grammar in Lark, and most lines of the latter: each is a depth of the compiler.
+pub const MAX_DEPTH: usize = 64;
+/// Most rules of a grammar in Lark.
+pub const MAX_RULES: usize = 1024;
+
+/// Stack of the thread that compiles: for the deepest that is taken, with room to spare.
+const COMPILER_STACK_BYTES: usize = 64 << 20;
+
+/// Most of the compiled grammars that are kept for the next who ask for the same.
+const KEPT: usize = 16;
+
+/// White space between two parts of a JSON text: enough to indent it, and an end to it.
+const WHITE_SPACE: &str = r"[\x20\x0A\x0D\x09]{1,32}";
+
+/// Largest `multipleOf`: the library counts remainders in 32 bits.
+const MAX_MULTIPLE: f64 = 1e6;
+
+/// What a schema may say to the library and not to us: it would take back what is promised of every schema.
+const LIBRARY_OPTIONS: &str = "x-guidance";
+
+/// What an answer has to look like.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Grammar {
+    /// A JSON text that a schema allows.
+    Json(Value),
+    /// A text that an expression matches from beginning to end (syntax of the crate `regex`).
+    Regex(String),
+    /// A text of a grammar in the library's variant of Lark; its rule `start` is all of it.
+    Lark(String),
+    /// One of these texts.
+    Choice(Vec<String>),
+}
+
+/// Why a grammar cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum GrammarError {
+    /// Its source is too long.
+    #[error("it has {bytes} bytes, but at most {MAX_SOURCE_BYTES} are taken; make it smaller")]
+    TooLong {
+        /// As it is.
+        bytes: usize,
+    },
+    /// Its brackets are too deep in one another.
+    #[error("its brackets are more than {MAX_DEPTH} deep in one another; make it flatter")]
+    TooDeep,
+    /// It has too many rules.
+    #[error("it has more than {MAX_RULES} lines, of which each may be a rule; join them or make it smaller")]
+    TooManyRules,
+    /// There is no thread to compile it on, or it has ended by a fault.
+    #[error("it could not be compiled: {0}; send the request again")]
+    Compiler(String),
+    /// It has nothing to choose from.
+    #[error("it has no choices; give at least one")]
+    NoChoice,
+    /// A schema that sets the library's own options.
+    #[error("'{LIBRARY_OPTIONS}' is not supported; leave it out of the schema")]
+    LibraryOptions,
+    /// Numbers with a step that the library cannot count.
+    #[error("'multipleOf' is at most {MAX_MULTIPLE}; leave it out or make it smaller")]
+    Multiple,
+    /// The library cannot honour it, and says what of it.
+    #[error("it cannot be honoured: {0}")]
+    Refused(String),
+    /// The vocabulary has no token that ends an answer.
+    #[error("the model has no token that ends an answer, so no answer could end where the grammar does")]
+    NoEnd,
+    /// The vocabulary is none that the library can use.
+    #[error("the model's vocabulary cannot be used with grammars: {0}")]
+    Vocabulary(String),
+}
+
+impl Grammar {
+    /// Any JSON object.
+    #[must_use]
+    pub fn json_object() -> Self {
+        Self::Json(json!({ "type": "object" }))
+    }
+
+    /// The form in which it travels, and that [`Grammars::compile`] takes.
+    ///
+    /// # Errors
+    /// It is too long, or asks for nothing.
+    pub fn source(&self) -> Result<String, GrammarError> {
+        let source = match self {
+            Self::Json(schema) => GrammarWithLexer::from_json_schema(with_white_space(schema)?),
+            Self::Regex(expression) => {
+                check_depth(expression)?;
+                GrammarWithLexer::from_regex(expression)
+            }
+            Self::Lark(source) => GrammarWithLexer::from_lark(source.clone()),
+            Self::Choice(choices) if choices.is_empty() => return Err(GrammarError::NoChoice),
+            Self::Choice(choices) => {
+                let choices: Vec<String> = choices.iter().map(|choice| lark_string(choice)).collect();
+                GrammarWithLexer::from_lark(format!("start: {}", choices.join(" | ")))
+            }
+        };
+        let source = json!(TopLevelGrammar::from_grammar(source)).to_string();
+        checked(&source).map(|()| source)
+    }
+}
+
+/// A text as a terminal of Lark.
+#[must_use]
+pub fn lark_string(text: &str) -> String {
+    if text.is_empty() { "\"\"".to_owned() } else { Value::from(text).to_string() }
+}
+
+/// A schema as a rule's part of Lark.
+///
+/// # Errors
+/// It sets the library's own options.
+pub fn lark_json(schema: &Value) -> Result<String, GrammarError> {
+    Ok(format!("%json {}", with_white_space(schema)?))
+}
+
+/// Refuses a step of numbers that is too large, wherever in the schema it stands.
+fn check_multiples(schema: &Value) -> Result<(), GrammarError> {
+    match schema {
+        Value::Array(items) => items.iter().try_for_each(check_multiples),
+        Value::Object(map) => {
+            let multiple = map.get("multipleOf").and_then(Value::as_f64);
+            if multiple.is_some_and(|multiple| multiple > MAX_MULTIPLE) {
+                return Err(GrammarError::Multiple);
+            }
+            map.values().try_for_each(check_multiples)
+        }
+        _ => Ok(()),
+    }
+}
+
+/// `schema` with an end to white space: an answer of it always gets on.
+fn with_white_space(schema: &Value) -> Result<Value, GrammarError> {
+    check_multiples(schema)?;
+    let mut schema = match schema {
+        Value::Bool(true) => json!({}),
+        other => other.clone(),
+    };
+    if let Value::Object(map) = &mut schema {
+        if map.contains_key(LIBRARY_OPTIONS) {
+            return Err(GrammarError::LibraryOptions);
+        }
+        map.insert(LIBRARY_OPTIONS.to_owned(), json!({ "whitespace_pattern": WHITE_SPACE }));
+    }
+    Ok(schema)
+}
+
+fn checked(source: &str) -> Result<(), GrammarError> {
+    let bytes = source.len();
+    if bytes > MAX_SOURCE_BYTES { Err(GrammarError::TooLong { bytes }) } else { Ok(()) }
+}
+
+/// Refuses brackets that are too deep in one another, wherever they stand: what is quoted counts as well.
+fn check_depth(source: &str) -> Result<(), GrammarError> {
+    let (mut depth, mut deepest) = (0_usize, 0);
+    for byte in source.bytes() {
+        match byte {
+            b'(' | b'[' | b'{' => depth += 1,
+            b')' | b']' | b'}' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        deepest = deepest.max(depth);
+    }
+    if deepest > MAX_DEPTH { Err(GrammarError::TooDeep) } else { Ok(()) }
+}
+
+/// Bounds on what a grammar may become, and on each of its steps: about 50 ms and 64 MiB to compile one.
+fn limits() -> ParserLimits {
+    ParserLimits {
+        initial_lexer_fuel: 500_000,
+        max_lexer_states: 30_000,
+        max_grammar_size: 100_000,
+        precompute_large_lexemes: false,
+        verbose_errors: false,
+        ..ParserLimits::default()
+    }
+}
+
+/// Makes matchers for one vocabulary.
+pub struct Grammars {
+    factory: ParserFactory,
+    end_tokens: Arc<[u32]>,
+    /// Those that were compiled last, the last one at the end.
+    kept: Mutex<Vec<(Box<str>, llguidance::Matcher)>>,
+}
+
+impl std::fmt::Debug for Grammars {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Grammars").field("end_tokens", &self.end_tokens).finish_non_exhaustive()
+    }
+}
+
+impl Grammars {
+    /// For the vocabulary of `tokenizer`.
+    ///
+    /// # Errors
+    /// No answer in it could end, or the library cannot use it.
+    pub fn of(tokenizer: &Tokenizer) -> Result<Self, GrammarError> {
+        Self::over(&Tokens::of(tokenizer))
+    }
+
+    /// For these tokens.
+    ///
+    /// # Errors
+    /// No answer in them could end, or the library cannot use them.
+    pub fn over(tokens: &Tokens) -> Result<Self, GrammarError> {
+        let environment = tokens.environment().ok_or(GrammarError::NoEnd)?;
+        let slices = SlicedBiasComputer::general_slices();
+        let factory = ParserFactory::new(&environment, InferenceCapabilities::default(), &slices);
+        let mut factory = factory.map_err(|error| GrammarError::Vocabulary(words_of(&error)))?;
+        *factory.limits_mut() = limits();
+        factory.quiet();
+        Ok(Self { factory, end_tokens: tokens.end_tokens().into(), kept: Mutex::default() })
+    }
+
+    /// A matcher at the beginning of an answer.
+    ///
+    /// # Errors
+    /// The grammar cannot be honoured, or not within the bounds.
+    pub fn compile(&self, source: &str) -> Result<Matcher, GrammarError> {
+        checked(source)?;
+        let fresh = match self.known(source) {
+            Some(known) => known,
+            None => {
+                let compiled = self.compile_anew(source)?;
+                self.keep(source, compiled.deep_clone());
+                compiled
+            }
+        };
+        Ok(Matcher::new(fresh, Arc::clone(&self.end_tokens)))
+    }
+
+    fn compile_anew(&self, source: &str) -> Result<llguidance::Matcher, GrammarError> {
+        let grammar: TopLevelGrammar =
+            serde_json::from_str(source).map_err(|error| GrammarError::Refused(error.to_string()))?;
+        for lark in grammar.grammars.iter().filter_map(|part| part.lark_grammar.as_deref()) {
+            check_depth(lark)?;
+            if lark.lines().count() > MAX_RULES {
+                return Err(GrammarError::TooManyRules);
+            }
+        }
+        let parser = self.on_a_deep_stack(|factory| factory.create_parser(grammar))?;
+        let parser = parser.map_err(|error| GrammarError::Refused(words_of(&error)))?;
+        Ok(llguidance::Matcher::new(Ok(parser)))
+    }
+
+    /// What comes of `work` on a thread of its own: the library goes down into rules and expressions call by call.
+    fn on_a_deep_stack<T: Send>(
+        &self,
+        work: impl FnOnce(&ParserFactory) -> T + Send,
+    ) -> Result<T, GrammarError> {
+        let fault = |error: &dyn std::fmt::Display| GrammarError::Compiler(error.to_string());
+        std::thread::scope(|scope| {
+            let compiler = std::thread::Builder::new().name("compiler".to_owned());
+            let compiler = compiler.stack_size(COMPILER_STACK_BYTES);
+            let compiler =
+                compiler.spawn_scoped(scope, || work(&self.factory)).map_err(|error| fault(&error))?;
+            compiler.join().map_err(|_| fault(&"a fault of this program"))
+        })
+    }
+
+    /// A copy with memory of its own: what one answer takes is no other's.
+    fn known(&self, source: &str) -> Option<llguidance::Matcher> {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let index = kept.iter().position(|(known, _)| **known == *source)?;
+        let found = kept.remove(index);
+        let copy = found.1.deep_clone();
+        kept.push(found);
+        Some(copy)
+    }
+
+    fn keep(&self, source: &str, compiled: llguidance::Matcher) {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        if kept.len() >= KEPT {
+            kept.remove(0);
+        }
+        kept.push((source.into(), compiled));
+    }
+}
+
+/// What the library says, in one line and without where it was.
+fn words_of(error: &impl std::fmt::Display) -> String {
+    let words = error.to_string();
+    let words = words.split("<backtrace>").next().unwrap_or_default();
+    words.split_whitespace().collect::<Vec<_>>().join(" ")
+}

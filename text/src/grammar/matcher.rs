@@ -1,0 +1,119 @@
+//! One answer on its way through a grammar.
+
+use std::sync::Arc;
+
+use llguidance::toktrie::SimpleVob;
+
+/// Why a matcher cannot go on.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum MatchError {
+    /// A token that may not come here.
+    #[error("token {token} may not follow what was said before; the answer does not belong to its grammar")]
+    NotAllowed {
+        /// The token.
+        token: u32,
+    },
+    /// It takes more than the bounds allow to say what may follow, or nothing that the vocabulary can spell may.
+    #[error("what may follow here cannot be told ({0}); simplify the schema or grammar")]
+    Stuck(String),
+}
+
+/// Tokens, each in or out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TokenSet {
+    words: Vec<u32>,
+}
+
+impl TokenSet {
+    /// A bit for each token, 32 to a word, the lowest bit first. Tokens behind the last word are out.
+    #[must_use]
+    pub fn words(&self) -> &[u32] {
+        &self.words
+    }
+
+    /// Whether `token` is in.
+    #[must_use]
+    pub fn contains(&self, token: u32) -> bool {
+        self.words.get(token as usize / 32).is_some_and(|word| word >> (token % 32) & 1 == 1)
+    }
+
+    /// Whether any token is in but those of `tokens`.
+    #[must_use]
+    pub fn has_others_than(&self, tokens: &[u32]) -> bool {
+        let count: u32 = self.words.iter().map(|word| word.count_ones()).sum();
+        let mut known = tokens.to_vec();
+        known.sort_unstable();
+        known.dedup();
+        count as usize > known.iter().filter(|&&token| self.contains(token)).count()
+    }
+
+    fn of(set: &SimpleVob, tokens: usize) -> Self {
+        let mut words = set.as_slice().to_vec();
+        words.truncate(tokens.div_ceil(32));
+        Self { words }
+    }
+}
+
+/// What has been said of an answer, and what may follow.
+#[derive(Clone)]
+pub struct Matcher {
+    inner: llguidance::Matcher,
+    end_tokens: Arc<[u32]>,
+}
+
+impl std::fmt::Debug for Matcher {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Matcher").field("stopped", &self.inner.is_stopped()).finish_non_exhaustive()
+    }
+}
+
+impl Matcher {
+    pub(super) fn new(inner: llguidance::Matcher, end_tokens: Arc<[u32]>) -> Self {
+        Self { inner, end_tokens }
+    }
+
+    /// The tokens that may come next, those that end an answer where it may end among them. There is always one.
+    ///
+    /// # Errors
+    /// It would take too long.
+    pub fn allowed(&mut self) -> Result<TokenSet, MatchError> {
+        let set = self.inner.compute_mask_or_eos();
+        let set = set.map_err(|error| MatchError::Stuck(super::words_of(&error)))?;
+        let tokens = self.inner.tok_env().map_or(0, |environment| environment.tok_trie().vocab_size());
+        Ok(TokenSet::of(&set, tokens))
+    }
+
+    /// `token` has come. One that ends the answer changes nothing.
+    ///
+    /// # Errors
+    /// It may not come here, or the bounds do not allow to go on.
+    pub fn accept(&mut self, token: u32) -> Result<(), MatchError> {
+        if self.ends_with(token) {
+            return Ok(());
+        }
+        let taken = self.inner.try_consume_tokens(&[token]);
+        match taken.map_err(|error| MatchError::Stuck(super::words_of(&error)))? {
+            0 => Err(MatchError::NotAllowed { token }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes the last `tokens` tokens back, none of which ended an answer.
+    ///
+    /// # Errors
+    /// So many have not come.
+    pub fn take_back(&mut self, tokens: usize) -> Result<(), MatchError> {
+        self.inner.rollback(tokens).map_err(|error| MatchError::Stuck(super::words_of(&error)))
+    }
+
+    /// Whether `token` ends an answer.
+    #[must_use]
+    pub fn ends_with(&self, token: u32) -> bool {
+        self.end_tokens.contains(&token)
+    }
+
+    /// Whether the answer may end here.
+    pub fn may_end(&mut self) -> bool {
+        self.inner.is_accepting().unwrap_or(false)
+    }
+}
