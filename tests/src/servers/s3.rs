@@ -2,7 +2,7 @@
 
 use std::{
     io::{Read as _, Write as _},
-    net::TcpStream,
+    net::{SocketAddr, TcpStream},
     process::{Child, Command, Stdio},
 };
 
@@ -48,10 +48,22 @@ impl Bucket {
         format!("s3://{NAME}/adapters")
     }
 
+    /// The port of loopback that it has itself.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
     /// The variables by which it is reached.
     #[must_use]
     pub fn variables(&self) -> Vec<(String, String)> {
-        let endpoint = format!("http://127.0.0.1:{}", self.wire.port());
+        self.variables_at(SocketAddr::from(([127, 0, 0, 1], self.wire.port())))
+    }
+
+    /// The same for who reaches it at `address`.
+    #[must_use]
+    pub fn variables_at(&self, address: SocketAddr) -> Vec<(String, String)> {
+        let endpoint = format!("http://{address}");
         let variables = [
             ("AWS_ENDPOINT_URL", endpoint.as_str()),
             ("AWS_REGION", "us-east-1"),
