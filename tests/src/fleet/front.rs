@@ -157,7 +157,7 @@ impl Helper {
         let mut command = setup.command(&envoy());
         // One base id: nothing is shared with another Envoy of this machine.
         command.arg("-c").arg(&bootstrap).args(["--concurrency", "1", "--use-dynamic-base-id"]);
-        command.args(["--log-level", "info"]).stdout(Stdio::null());
+        command.args(["--log-level", "error"]).stdout(Stdio::null());
         let child = spawn(&mut command, folder.path(), []);
         let helper = Self { name: "Envoy", child, address: front, folder };
         eventually("Envoy listens", || std::net::TcpStream::connect(front).is_ok());

@@ -100,7 +100,9 @@ impl Kind {
     /// What changes of adapters may be refused with while it lasts, and until it is over for everybody.
     pub(crate) fn explains(self) -> &'static [&'static str] {
         match self {
-            Self::Dies(Died::Gateway) | Self::Replaced(_) | Self::Vanishes => &[SILENCE],
+            Self::Dies(Died::Gateway) => &[SILENCE],
+            // A gateway may see its executor die before it dies itself.
+            Self::Replaced(_) | Self::Vanishes => &[SILENCE, "executor_unavailable"],
             Self::Dies(Died::Executor) => &["executor_unavailable"],
             Self::Drained | Self::Added => &[SILENCE, "shutting_down"],
             Self::Picker => &[],
@@ -150,7 +152,6 @@ pub(crate) fn happen(kind: Kind, fleet: &mut Shared, changes: &Changes, random: 
         }
         Kind::Cut(side) => cut(fleet, index, side, changes, pause),
     }
-    changes.ask(fleet.clients());
 }
 
 /// Mostly shorter than anybody's patience, and sometimes longer.

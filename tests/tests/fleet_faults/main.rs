@@ -95,8 +95,9 @@ impl Arena {
     /// Waits until everybody agrees, and looks at what they agree on.
     fn heal(&mut self, kind: Kind) {
         let since = Instant::now();
-        let mut state = self.changes.pause();
         let clients = self.fleet.clients();
+        self.changes.ask(clients.clone());
+        let mut state = self.changes.pause();
         let listed = eventually_some("all hosts list the same", || agreed(&clients));
         eventually("the pickers see all hosts", || {
             [0, 1].iter().all(|picker| (self.fleet.front.ready(*picker) - clients.len() as f64).abs() < 0.5)
