@@ -56,13 +56,13 @@ impl Bucket {
 
     /// The variables by which it is reached.
     #[must_use]
-    pub fn variables(&self) -> Vec<(String, String)> {
+    pub fn variables(&self) -> Vec<(&'static str, String)> {
         self.variables_at(SocketAddr::from(([127, 0, 0, 1], self.wire.port())))
     }
 
     /// The same for who reaches it at `address`.
     #[must_use]
-    pub fn variables_at(&self, address: SocketAddr) -> Vec<(String, String)> {
+    pub fn variables_at(&self, address: SocketAddr) -> Vec<(&'static str, String)> {
         let endpoint = format!("http://{address}");
         let variables = [
             ("AWS_ENDPOINT_URL", endpoint.as_str()),
@@ -70,7 +70,7 @@ impl Bucket {
             ("AWS_ACCESS_KEY_ID", "test"),
             ("AWS_SECRET_ACCESS_KEY", "test"),
         ];
-        variables.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec()
+        variables.map(|(name, value)| (name, value.to_owned())).to_vec()
     }
 
     /// Replaces a file of a content there.

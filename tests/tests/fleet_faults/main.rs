@@ -84,6 +84,8 @@ impl Arena {
                 self.answered() > answered
             });
             self.changes.check();
+            let not_found = self.traffic[0].tally.not_found.load(Ordering::Relaxed);
+            assert_eq!(not_found, 0, "what is registered is known everywhere");
             self.ledger.hit(&format!("{kind:?}"));
         }
     }
@@ -174,8 +176,6 @@ fn whatever_fails_of_a_fleet_no_token_adapter_or_request_is_lost_and_all_agree_a
         arena.attack(count);
         arena.changes.finish();
         arena.traffic.iter_mut().for_each(Traffic::end);
-        let not_found = arena.traffic[0].tally.not_found.load(Ordering::Relaxed);
-        assert_eq!(not_found, 0, "what is registered is known everywhere");
         arena.report();
         for host in std::mem::take(&mut arena.fleet.hosts) {
             assert!(host.deployment.stop().success());
