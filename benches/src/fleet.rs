@@ -20,15 +20,27 @@ use crate::{
     report::{Better, Comparison, Rival, Target},
 };
 
+/// A measurement.
+type Part = fn(&Config, &Cores) -> Result<Vec<Comparison>>;
+
+/// All of them, as they are called while they run.
+const PARTS: [(&str, Part); 4] = [
+    ("through Envoy", through::run),
+    ("known everywhere", visible::run),
+    ("a new host", cold::run),
+    ("10,000 adapters", registered::run),
+];
+
 /// Every comparison of this benchmark.
 ///
 /// # Errors
 /// If Envoy, PostgreSQL or moto is missing, or a request fails.
 pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
-    let mut rows = through::run(config, cores)?;
-    rows.extend(visible::run(config, cores)?);
-    rows.extend(cold::run(config, cores)?);
-    rows.extend(registered::run(config, cores)?);
+    let mut rows = Vec::new();
+    for (name, part) in PARTS {
+        eprintln!("holobiont-bench: fleet, {name}");
+        rows.extend(part(config, cores)?);
+    }
     Ok(rows)
 }
 

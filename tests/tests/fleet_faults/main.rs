@@ -55,7 +55,10 @@ impl Arena {
         let fleet = Shared::start(HOSTS)?;
         let clients = fleet.clients();
         let variants = Arc::new(Variants::learn(&clients[0], &fleet.adapters(), CONTENTS));
-        let changes = Changes::begin(clients, &variants, seed);
+        let changes = Changes::begin(clients.clone(), &variants, seed);
+        let between = changes.pause();
+        let _ = eventually_some("all hosts know what is always there", || agreed(&clients));
+        drop(between);
         let steady: Vec<String> = STEADY.into_iter().chain([BASE]).map(str::to_owned).collect();
         let traffic = [steady, CHANGING.map(str::to_owned).to_vec()];
         let mut clients = CLIENTS.into_iter();
