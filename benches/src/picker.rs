@@ -86,7 +86,12 @@ fn picker(hosts: u8, policy: Policy) -> Result<Picker> {
     let addresses = (1..=hosts).map(|host| (host, SocketAddr::from(([10, 0, 0, host], 8080))));
     picker.fleet.set_hosts(&addresses.clone().map(|(_, address)| address).collect());
     let name = |index: usize| format!("adapter-{index}");
-    let adapters = (0..REGISTERED).map(|index| Adapter { name: name(index), rank: 16, bytes: 64 << 20 });
+    let adapters = (0..REGISTERED).map(|index| Adapter {
+        name: name(index),
+        rank: 16,
+        bytes: 64 << 20,
+        generation: index as u64,
+    });
     let registered = Tagged::of(adapters.collect::<Vec<_>>(), None);
     for (host, address) in addresses {
         let resident = (0..RESIDENT).map(|index| name((usize::from(host) * RESIDENT + index) % REGISTERED));

@@ -2,6 +2,7 @@
 //!
 //! What cannot be read is no fault here: the host that gets the request says what is wrong with it.
 
+use fleet_protocol::beginning_of;
 use serde::{
     Deserialize, Deserializer,
     de::{DeserializeSeed, IgnoredAny, MapAccess, SeqAccess, Visitor},
@@ -40,9 +41,8 @@ pub struct Ask {
     /// `model`, as it was sent.
     #[serde(deserialize_with = "text_or_nothing")]
     pub model: String,
-    /// `adapter`, if it names one.
-    #[serde(deserialize_with = "text_or_nothing")]
-    pub adapter: String,
+    /// `adapter`, if it names one, or its `generation`.
+    pub adapter: Named,
     /// `messages`.
     messages: Prompt,
     /// `prompt`.
@@ -68,6 +68,38 @@ impl Ask {
     pub fn beginning(&self) -> &[u8] {
         let Prompt { beginning, .. } = if self.messages.bytes > 0 { &self.messages } else { &self.prompt };
         beginning
+    }
+}
+
+/// What `adapter` says.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Hash, Deserialize)]
+#[serde(from = "Said")]
+pub enum Named {
+    /// Nothing.
+    #[default]
+    Not,
+    /// A name.
+    Name(String),
+    /// The beginning of a generation.
+    Generation(u64),
+}
+
+/// The forms that `adapter` has.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Said {
+    Name(String),
+    Of { generation: String },
+    Other(IgnoredAny),
+}
+
+impl From<Said> for Named {
+    fn from(said: Said) -> Self {
+        match said {
+            Said::Name(name) if !name.is_empty() => Self::Name(name),
+            Said::Of { generation } => beginning_of(&generation).map_or(Self::Not, Self::Generation),
+            Said::Name(_) | Said::Other(_) => Self::Not,
+        }
     }
 }
 
@@ -174,10 +206,16 @@ mod tests {
         assert_eq!((ask.model.as_str(), ask.beginning()), ("base:a", &b"userHello"[..]));
         assert_eq!(ask.prompt_tokens(), 3);
         let ask = Ask::read(br#"{"prompt":[1,2,3],"adapter":"a","model":"m"}"#);
-        assert_eq!((ask.adapter.as_str(), ask.prompt_tokens()), ("a", 3));
+        assert_eq!((ask.adapter, 3), (Named::Name("a".to_owned()), 3));
         let parts = br#"{"model":"m","messages":[{"role":"user","content":[{"type":"text","text":"Hi"}]}]}"#;
         assert_eq!(Ask::read(parts).beginning(), b"usertextHi");
-        assert_eq!(Ask::read(br#"{"model":"m","prompt":"Hi","adapter":{"generation":"ab"}}"#).adapter, "");
+        assert_eq!(
+            Ask::read(br#"{"model":"m","prompt":"Hi","adapter":{"generation":"ab"}}"#).adapter,
+            Named::Not
+        );
+        let hash = "0b".repeat(32);
+        let body = format!(r#"{{"model":"m","adapter":{{"generation":"{hash}"}}}}"#);
+        assert_eq!(Ask::read(body.as_bytes()).adapter, Named::Generation(0x0b0b_0b0b_0b0b_0b0b));
     }
 
     #[test]

@@ -174,6 +174,14 @@ pub struct Adapter {
     pub rank: u64,
     /// Bytes of its factors.
     pub bytes: u64,
+    /// The beginning of its generation ([`beginning_of`]).
+    pub generation: u64,
+}
+
+/// The first 16 of a generation's hexadecimal digits, which tell all generations of a fleet apart; `None` if they are none.
+#[must_use]
+pub fn beginning_of(generation: &str) -> Option<u64> {
+    u64::from_str_radix(generation.get(..16)?, 16).ok()
 }
 
 /// What is told only to those who do not have it.
@@ -194,6 +202,16 @@ impl<T: Hash> Tagged<T> {
         content.hash(&mut hasher);
         let tag = hasher.finish();
         Self { tag, content: (known != Some(tag)).then_some(content) }
+    }
+
+    /// The same for somebody else.
+    #[must_use]
+    pub fn told(&self, known: Option<u64>) -> Self
+    where
+        T: Clone,
+    {
+        let content = if known == Some(self.tag) { None } else { self.content.clone() };
+        Self { tag: self.tag, content }
     }
 }
 
@@ -272,9 +290,10 @@ mod tests {
 
     #[test]
     fn who_has_something_is_not_told_it_again() {
-        let adapters = || vec![Adapter { name: "a".to_owned(), rank: 8, bytes: 100 }];
+        let adapters = || vec![Adapter { name: "a".to_owned(), rank: 8, bytes: 100, generation: 7 }];
         let told = Tagged::of(adapters(), None);
         assert_eq!(told.content, Some(adapters()));
+        assert_eq!((told.told(None), told.told(Some(told.tag)).content), (told.clone(), None));
         assert_eq!(Tagged::of(adapters(), Some(told.tag)).content, None);
         assert_eq!(Tagged::of(adapters(), Some(told.tag ^ 1)), told);
         let have = Have { registered: Some(told.tag), resident: None };
@@ -283,6 +302,14 @@ mod tests {
         assert_eq!((Have::default().uri().as_str(), "".parse()), (PATH, Ok(Have::default())));
         for wrong in ["registered", "resident=x", "tenant=1"] {
             assert_eq!(wrong.parse::<Have>(), Err(NotTags), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_generation_is_known_by_its_beginning() {
+        assert_eq!(beginning_of("00000000000000ff1234"), Some(255));
+        for none in ["", "00000000000000f", "zz000000000000ff12", "\u{e9}".repeat(16).as_str()] {
+            assert_eq!(beginning_of(none), None, "{none}");
         }
     }
 

@@ -18,6 +18,7 @@
 //! - [`entry`]: an adapter under a name, its leases and its owner; [`table`] says who sees which names.
 //! - [`residency`]: which adapters are in each executor, and which are on their way. What is pinned is in all of them,
 //!   anything else where requests asked for it.
+//! - `listing`: what is told of them to whoever chooses among hosts.
 //! - `names`: what adapters may be called; [`errors`] says what may go wrong, [`figures`] counts.
 //!
 //! # The life of a load
@@ -44,6 +45,7 @@ pub mod figures;
 mod import;
 pub mod jail;
 mod layout;
+mod listing;
 mod names;
 mod on_demand;
 mod others;
@@ -61,6 +63,7 @@ pub use self::{
     entry::{Entry, Lease, Place},
     errors::{AdapterError, LeaseError, OpenError, ResidencyError, Unfetched, Unusable},
     figures::Figures,
+    listing::{Listed, Listing},
     records::{address::PostgresAddress, link::Freshness},
     registry::{Fleet, Options, Registry},
     request::{LoadRequest, Replace},

@@ -12,7 +12,7 @@ use policy::routing::Policy;
 use tokio::sync::{Semaphore, watch};
 
 use crate::{
-    adapters::Registry,
+    adapters::{Listing, Registry},
     classes::Classes,
     config::{ConnectionLimits, Hosts},
     errors::ApiError,
@@ -70,6 +70,8 @@ pub struct App {
     pub started: Instant,
     /// Its number, which the next process at its address has not.
     pub instance: u64,
+    /// What is told of adapters to who chooses among hosts.
+    pub(crate) listing: Listing,
     /// Permits for large bodies.
     pub(crate) large_bodies: Arc<Semaphore>,
     draining: AtomicBool,
@@ -140,6 +142,7 @@ impl App {
             runs: parts.runs,
             started: Instant::now(),
             instance: random_u64(),
+            listing: Listing::default(),
             large_bodies: Arc::new(Semaphore::new(LARGE_BODIES)),
             draining: AtomicBool::new(false),
             heavy: Arc::new(Semaphore::new(HEAVY_WORK)),

@@ -29,7 +29,7 @@ use policy::{admission::DelayLimits, routing::Policy};
 use self::sockets::{MAX_SOCKET_BYTES, addresses, check_sockets};
 use crate::{
     adapters::{
-        BucketAddress, Fleet, PostgresAddress, records::address::AddressError, store::bucket::environment,
+        BucketAddress, Fleet, PostgresAddress, records::address::AddressError, store::address::environment,
     },
     executor::ExecutorLimits,
     executors::{Address, MAX_EXECUTORS},
@@ -97,6 +97,14 @@ pub enum ConfigError {
     /// The key file cannot be used.
     #[error("--api-key-file: {0}")]
     Keys(#[source] KeyFileError),
+    /// Keys of a registry, and something that they take is not said.
+    #[error(
+        "--shared-keys takes API keys from --registry and keeps them in --api-key-file; give --{missing}, too"
+    )]
+    SharedKeys {
+        /// What is missing.
+        missing: &'static str,
+    },
     /// A number that makes no sense.
     #[error("--{name} must be at least {least}")]
     TooSmall {
@@ -125,7 +133,8 @@ pub enum ConfigError {
     Registry(#[from] AddressError),
     /// Not a bucket.
     #[error(
-        "--store: '{0}' is no bucket; write s3://BUCKET/PREFIX, and its endpoint and keys into AWS_... variables"
+        "--store: '{0}' is neither a bucket nor a directory; write s3://BUCKET/PREFIX, and its endpoint and keys into \
+         AWS_... variables, or file:///DIRECTORY"
     )]
     Store(String),
     /// Classes that do not go together.
@@ -210,14 +219,16 @@ impl TryFrom<Args> for Config {
             per_key: NonZeroU32::new(args.callers.requests_per_min_per_key),
             per_adapter: NonZeroU32::new(args.callers.requests_per_min_per_adapter),
         };
+        let shared_keys = shared_keys(args.callers.shared_keys, key_file.as_deref(), &args.adapters)?;
         let keys = match &key_file {
             None => Keys::none(rates.per_key),
+            Some(path) if shared_keys.is_some() => Keys::brought(path, rates.per_key),
             Some(path) => Keys::read(path, rates.per_key).map_err(ConfigError::Keys)?,
         };
         if key_file.is_none() && !args.listen.ip().is_loopback() && !args.callers.insecure {
             return Err(ConfigError::OpenPort(args.listen));
         }
-        let fleet = fleet(&args.adapters)?;
+        let fleet = fleet(&args.adapters, shared_keys)?;
         Ok(Self {
             executors: addresses,
             model: args.executors.model,
@@ -289,7 +300,7 @@ fn check_names(args: &Args) -> Result<(), ConfigError> {
 }
 
 /// What is shared with other hosts. Names without files would be of no use to them, nor files without names.
-fn fleet(args: &AdapterArgs) -> Result<Option<Fleet>, ConfigError> {
+fn fleet(args: &AdapterArgs, key_file: Option<PathBuf>) -> Result<Option<Fleet>, ConfigError> {
     let (registry, store) = match (&args.registry, &args.store) {
         (None, None) => return Ok(None),
         (Some(registry), Some(store)) => (registry, store),
@@ -300,7 +311,23 @@ fn fleet(args: &AdapterArgs) -> Result<Option<Fleet>, ConfigError> {
         registry: PostgresAddress::parse(registry)?,
         store: BucketAddress::parse(store, environment()).ok_or_else(|| ConfigError::Store(store.clone()))?,
         cache_bytes: args.store_cache_bytes.0,
+        key_file,
     }))
+}
+
+/// Where the registry's API keys are kept, if they are asked for.
+fn shared_keys(
+    asked: bool,
+    key_file: Option<&Path>,
+    args: &AdapterArgs,
+) -> Result<Option<PathBuf>, ConfigError> {
+    let needs = |missing| Err(ConfigError::SharedKeys { missing });
+    match (asked, &args.registry, key_file) {
+        (false, ..) => Ok(None),
+        (true, None, _) => needs("registry"),
+        (true, _, None) => needs("api-key-file"),
+        (true, Some(_), Some(path)) => Ok(Some(path.to_owned())),
+    }
 }
 
 fn connections(args: &ConnectionArgs) -> ConnectionLimits {

@@ -6,14 +6,9 @@ use axum::{
     Json,
     extract::{RawQuery, State},
 };
-use fleet_protocol::{Adapter, Executor, Have, Report, State as Host, Tagged};
+use fleet_protocol::{Executor, Have, Report, State as Host, Tagged};
 
-use crate::{
-    adapters::{Entry, Registry},
-    app::App,
-    errors::ApiError,
-    executors::Member,
-};
+use crate::{adapters::Listed, app::App, errors::ApiError, executors::Member};
 
 /// What there is to do, and what of adapters the caller does not have.
 pub(crate) async fn load(
@@ -27,7 +22,7 @@ pub(crate) async fn load(
 }
 
 fn report(app: &App, have: Have) -> Report {
-    let serving = app.serving().ok();
+    let (serving, listed) = (app.serving().ok(), app.listing.now(&app.registry));
     let state = match &serving {
         _ if app.is_draining() => Host::Stopping,
         Some(_) => Host::Ready,
@@ -40,8 +35,8 @@ fn report(app: &App, have: Have) -> Report {
         answer_tokens: app.executors.answer_tokens(),
         queued: app.turns.queued() as u64,
         executors: app.executors.all().iter().map(executor).collect(),
-        registered: Tagged::of(registered(&app.registry), have.registered),
-        resident: Tagged::of(resident(app), have.resident),
+        registered: listed.registered.told(have.registered),
+        resident: Tagged::of(resident(app, &listed), have.resident),
     }
 }
 
@@ -57,27 +52,7 @@ fn executor(member: &Member) -> Executor {
     }
 }
 
-/// Whether it answers requests.
-fn answers(entry: &Entry) -> bool {
-    entry.record.draft_layers == 0 && entry.fault().is_none()
-}
-
-fn registered(registry: &Registry) -> Vec<Adapter> {
-    let entries = registry.entries();
-    let answering = entries.values().filter(|entry| answers(entry));
-    let adapter = |entry: &Arc<Entry>| Adapter {
-        name: entry.record.name.clone(),
-        rank: entry.record.rank.into(),
-        bytes: entry.record.bytes,
-    };
-    answering.map(adapter).collect()
-}
-
-fn resident(app: &App) -> Vec<Vec<String>> {
-    let entries = app.registry.entries();
-    let at = |member: &Member| {
-        let there = entries.values().filter(|entry| app.registry.is_at(entry.id(), member.index()));
-        there.map(|entry| entry.record.name.clone()).collect()
-    };
+fn resident(app: &App, listed: &Listed) -> Vec<Vec<String>> {
+    let at = |member: &Member| listed.resident(&app.registry.held_at(member.index()));
     app.executors.all().iter().map(at).collect()
 }

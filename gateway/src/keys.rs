@@ -74,6 +74,13 @@ impl Keys {
         Ok(Self(Source::File(Followed { file: Mutex::new(file), per_min, keys: RwLock::new(keys) })))
     }
 
+    /// Those of a key file that may not be there yet: as long as it is not, nobody is let in.
+    #[must_use]
+    pub fn brought(path: &Path, per_min: PerMin) -> Self {
+        let file = Mutex::new(KeyFile::unread(path));
+        Self(Source::File(Followed { file, per_min, keys: RwLock::default() }))
+    }
+
     /// True if callers need a key.
     #[must_use]
     pub fn are_asked_for(&self) -> bool {
@@ -98,8 +105,8 @@ impl Keys {
             return std::future::pending().await;
         };
         loop {
-            tokio::time::sleep(LOOK_EVERY).await;
             followed.look();
+            tokio::time::sleep(LOOK_EVERY).await;
         }
     }
 }
@@ -179,5 +186,19 @@ mod tests {
         fs::write(&path, "nonsense").unwrap();
         followed.look();
         assert!(keys.caller(Some(ADMIN.as_bytes())).is_some(), "a bad file changes nothing");
+    }
+
+    #[test]
+    fn keys_that_are_yet_to_come_let_nobody_in_before_they_do() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("keys");
+        let keys = Keys::brought(&path, None);
+        let Source::File(followed) = &keys.0 else { panic!("it has a file") };
+        followed.look();
+        assert!(keys.are_asked_for() && keys.caller(Some(USER.as_bytes())).is_none());
+        assert!(keys.caller(None).is_none());
+        fs::write(&path, two()).unwrap();
+        followed.look();
+        assert!(keys.caller(Some(USER.as_bytes())).is_some());
     }
 }

@@ -1,8 +1,12 @@
 //! `gateway registry`: what the command `holobiont` has this program do, which can reach registries and buckets.
 
-use std::io::{self, Write as _};
+use std::{
+    io::{self, Write as _},
+    time::Duration,
+};
 
 use clap::Parser;
+use keys::{Key, KeyHash};
 use settings::ByteCount;
 
 use crate::adapters::{
@@ -10,10 +14,11 @@ use crate::adapters::{
     database::DatabaseError,
     records::{
         address::AddressError,
-        link,
+        sweep::{Found, Litter, SweepError, sweep},
         transfer::{Location, TransferError, transfer},
+        visit,
     },
-    store::{self, StoreError, bucket::environment},
+    store::{self, StoreError, address::environment},
 };
 
 /// Looks at what many hosts share, or copies a registry there or back.
@@ -28,6 +33,33 @@ pub enum Task {
         /// The bucket, as `[gateway] store` names it
         #[arg(long, value_name = "URL")]
         store: Option<String>,
+    },
+    /// Adds and revokes API keys of a registry, and prints those that it has then, as lines of a key file
+    Keys {
+        /// The registry, as `[gateway] registry` names it
+        #[arg(long, value_name = "URL")]
+        registry: String,
+        /// A line of a key file
+        #[arg(long, value_name = "LINE", value_parser = Key::parse)]
+        add: Vec<Key>,
+        /// The hash of a key that is revoked, in 64 hexadecimal digits
+        #[arg(long, value_name = "HASH", value_parser = hash)]
+        revoke: Vec<KeyHash>,
+    },
+    /// Removes what lies in the bucket of adapters that are registered no more
+    Sweep {
+        /// The registry, as `[gateway] registry` names it
+        #[arg(long, value_name = "URL")]
+        registry: String,
+        /// The bucket, as `[gateway] store` names it
+        #[arg(long, value_name = "URL")]
+        store: String,
+        /// Hours since it was written, at least
+        #[arg(long, value_name = "HOURS", default_value_t = 24)]
+        older_than_hours: u64,
+        /// Counts it and removes nothing
+        #[arg(long)]
+        dry_run: bool,
     },
     /// Copies a registry with its adapters
     Move {
@@ -53,7 +85,7 @@ pub enum TaskError {
     #[error("the registry's address cannot be used: {0}")]
     Address(#[from] AddressError),
     /// Not a bucket.
-    #[error("'{0}' is no bucket; write s3://BUCKET/PREFIX")]
+    #[error("'{0}' is neither a bucket nor a directory; write s3://BUCKET/PREFIX or file:///DIRECTORY")]
     Store(String),
     /// The registry cannot be read.
     #[error(transparent)]
@@ -61,6 +93,9 @@ pub enum TaskError {
     /// The bucket cannot be used.
     #[error("{0}; check its name and the AWS_... variables")]
     Bucket(#[source] StoreError),
+    /// Not everything was removed.
+    #[error(transparent)]
+    Sweep(#[from] SweepError),
     /// The registry was not copied.
     #[error("{0}")]
     Transfer(String),
@@ -98,6 +133,17 @@ async fn done(task: Task) -> Result<Vec<String>, TaskError> {
                 said.push(look_at_store(bucket(&store)?).await?);
             }
         }
+        Task::Keys { registry, add, revoke } => {
+            said.extend(visit::keys(PostgresAddress::parse(&registry)?, &add, &revoke).await?);
+        }
+        Task::Sweep { registry, store, older_than_hours, dry_run } => {
+            let found = if dry_run { Found::Counted } else { Found::Removed };
+            let age = Duration::from_secs(older_than_hours.saturating_mul(3600));
+            let Litter { contents, bytes } =
+                sweep(PostgresAddress::parse(&registry)?, bucket(&store)?, age, found).await?;
+            let done = if dry_run { "would go" } else { "removed" };
+            said.push(format!("{contents} adapters that are registered no more, {bytes} bytes: {done}"));
+        }
         Task::Move { from, to, store, max_adapter_file_bytes } => {
             let (from, to) = (Location::parse(&from)?, Location::parse(&to)?);
             let count = transfer(&from, &to, bucket(&store)?, max_adapter_file_bytes.0).await?;
@@ -107,8 +153,12 @@ async fn done(task: Task) -> Result<Vec<String>, TaskError> {
     Ok(said)
 }
 
+fn hash(digits: &str) -> Result<KeyHash, &'static str> {
+    KeyHash::from_hex(digits).ok_or("a hash has 64 hexadecimal digits")
+}
+
 async fn look_at_registry(address: PostgresAddress) -> Result<String, TaskError> {
-    Ok(match link::look(&address).await? {
+    Ok(match visit::look(&address).await? {
         Some(count) => format!("{address}: {count} adapters"),
         None => format!("{address}: no registry yet; the first gateway makes it"),
     })

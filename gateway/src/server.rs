@@ -290,6 +290,7 @@ impl Gateway {
             // They hold the registry, whose directory the next gateway may want at once.
             let _ = task.await;
         }
+        self.app.training.let_all_go().await;
         // It ends by itself now, unless it is what ended first.
         if !self.lifecycle.is_finished() {
             let _ = self.lifecycle.await;

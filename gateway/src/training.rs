@@ -6,18 +6,30 @@
 //!
 //! # Where things are
 //!
-//! - [`records`]: what is kept, [`table`]: in the registry's database.
+//! - [`records`]: what is kept, [`table`]: in this host's database, or in the PostgreSQL of a fleet.
 //! - [`files`]: what people send.
 //! - [`order`]: what the trainer of a job is told; `notes`: what is written of what it says.
 //! - [`job`]: what may happen to a job, and what is written of it.
 //! - [`figures`]: what is counted.
-//! - [`runner`]: who gets a trainer when, and what comes of it.
+//! - [`runner`]: who gets a trainer when, and what it says; `ending`: what comes of it.
+//!
+//! And where jobs belong to a fleet:
+//!
+//! - `fleet`: what its hosts share of them, and bytes brought to the bucket and back.
+//! - `holding`: jobs that are this host's to work on, for a time; `carrier`: their checkpoints on the way to the bucket.
+//! - `following`: what other hosts do to jobs.
 //!
 //! Within the state directory, `training/files` has the files by id, and `training/jobs` a directory for each job that has
-//! not ended: links to its data, its checkpoint, its adapter.
+//! not ended: links to its data, its checkpoint, its adapter. In a fleet the files are in the bucket, and a host has the
+//! directories of those jobs that it has worked on: what can be lost with it can be brought again, or made.
 
+mod carrier;
+mod ending;
 pub mod figures;
 pub mod files;
+mod fleet;
+mod following;
+mod holding;
 pub mod job;
 mod notes;
 pub mod order;
@@ -26,7 +38,7 @@ pub mod runner;
 pub mod table;
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     io,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -36,11 +48,13 @@ use tokio::sync::{Notify, Semaphore, watch};
 
 use self::{
     figures::Counters,
+    fleet::Fleet,
     job::Live,
     records::{FileRecord, JobRecord},
+    table::Table,
 };
 use crate::{
-    adapters::{LeaseError, Registry, ResidencyError, database::DatabaseError},
+    adapters::{LeaseError, Registry, ResidencyError, database::DatabaseError, store::bucket::BucketError},
     config::TrainingLimits,
     lifecycle::Status,
     thread::{self, ThreadError},
@@ -121,6 +135,12 @@ pub enum TrainingError {
     /// The name that the adapter would get is another's.
     #[error("an adapter that is not yours is called '{0}'; choose another suffix")]
     NameTaken(String),
+    /// The bucket of the fleet.
+    #[error(transparent)]
+    Bucket(#[from] BucketError),
+    /// What the bucket of the fleet gives is not what was sent there.
+    #[error("'{0}' is gone from the fleet's bucket, or was changed there; send the file again")]
+    Damaged(String),
     /// The thread that worked on it is gone.
     #[error("working on files stopped: {0}; the log says why")]
     Stopped(String),
@@ -136,6 +156,9 @@ impl From<ThreadError> for TrainingError {
 #[derive(Debug)]
 pub struct Training {
     registry: Arc<Registry>,
+    table: Table,
+    /// What is shared with other hosts, if anything is.
+    fleet: Option<Fleet>,
     status: watch::Receiver<Status>,
     trainers: Trainers,
     limits: TrainingLimits,
@@ -151,7 +174,7 @@ pub struct Training {
 }
 
 impl Training {
-    /// Opens what there is in the state directory. Jobs that had a trainer wait for one again.
+    /// Opens what there is in the state directory, or in the fleet's PostgreSQL. Jobs that had a trainer wait for one again.
     ///
     /// # Errors
     /// The directory cannot be used, or the database.
@@ -162,14 +185,30 @@ impl Training {
         state: &Path,
     ) -> Result<Arc<Self>, TrainingError> {
         let directory = state.join("training");
-        let jobs = registry.database().unfinished_jobs().await?;
-        let files = registry.database().file_ids().await?;
-        let (swept, ids) = (directory.clone(), jobs.iter().map(|job| job.id.clone()).collect());
-        thread::run("training-sweep", move || files::sweep(&swept, &files, ids)).await??;
-        let live = jobs.into_iter().map(|job| (job.id.clone(), Live::new(job))).collect();
+        let table = Table::of(&registry);
+        let (files, live) = match &table {
+            Table::Host(database) => {
+                let jobs = table.unfinished_jobs().await?;
+                let ids = jobs.iter().map(|job| job.id.clone()).collect();
+                sweep(&directory, "jobs", ids).await?;
+                let live = jobs.into_iter().map(|job| (job.id.clone(), Live::new(job))).collect();
+                (database.file_ids().await?.into_iter().collect(), live)
+            }
+            // What jobs there are is read as soon as it can be, and their directories are swept then.
+            Table::Shared(_) => (HashSet::new(), HashMap::new()),
+        };
+        sweep(&directory, "files", files).await?;
+        let fleet = match (&table, registry.shared()) {
+            (Table::Shared(table), Some((_, bucket))) => {
+                Some(Fleet::new(Arc::clone(table), Arc::clone(bucket)))
+            }
+            _ => None,
+        };
         Ok(Arc::new(Self {
             trainers: Trainers::at(limits.trainer_socket.clone()),
             registry,
+            table,
+            fleet,
             status,
             limits,
             directory,
@@ -186,7 +225,7 @@ impl Training {
     /// # Errors
     /// There is none.
     pub async fn file(&self, id: &str, tenant: &str) -> Result<FileRecord, TrainingError> {
-        let file = self.registry.database().file(id, tenant).await?;
+        let file = self.table.file(id, tenant).await?;
         file.ok_or_else(|| TrainingError::NoFile(shown(id)))
     }
 
@@ -195,7 +234,7 @@ impl Training {
     /// # Errors
     /// There is none.
     pub async fn job(&self, id: &str, tenant: &str) -> Result<JobRecord, TrainingError> {
-        let job = self.registry.database().job(id, tenant).await?;
+        let job = self.table.job(id, tenant).await?;
         job.ok_or_else(|| TrainingError::NoJob(shown(id)))
     }
 
@@ -206,6 +245,12 @@ impl Training {
     fn job_directory(&self, id: &str) -> PathBuf {
         self.directory.join("jobs").join(id)
     }
+}
+
+/// Removes what is in a folder of the directory of training, but for `keep`.
+async fn sweep(directory: &Path, folder: &str, keep: HashSet<String>) -> Result<(), TrainingError> {
+    let place = directory.join(folder);
+    thread::run("training-sweep", move || files::sweep(&place, &keep)).await?
 }
 
 /// An id as it is said back: what somebody sent may be anything.

@@ -57,6 +57,23 @@ impl Draft {
         Ok(result)
     }
 
+    /// Makes the file hold these lines' keys and no other; its comments stay. False if it holds them already: then it is not
+    /// written.
+    ///
+    /// # Errors
+    /// If a line is none, or the file cannot be read or written; then it is as it was.
+    pub fn hold(path: &Path, lines: &[String]) -> Result<bool, KeyFileError> {
+        let wanted = Self(parse(&lines.join("\n"), path)?);
+        if Self::read(path).is_ok_and(|there| there.keys().eq(wanted.keys())) {
+            return Ok(false);
+        }
+        Self::edit(path, |draft| {
+            draft.remove(|_| true);
+            wanted.keys().for_each(|key| draft.push(key.clone()));
+        })?;
+        Ok(true)
+    }
+
     /// The keys, in the file's order.
     pub fn keys(&self) -> impl Iterator<Item = &Key> {
         self.0.iter().filter_map(|line| match line {
@@ -141,6 +158,23 @@ mod tests {
         assert_eq!(removed, 1);
         let text = fs::read_to_string(&path).unwrap();
         assert!(text.starts_with(HEADER) && text.contains("# mine") && !text.contains("user a "), "{text}");
+        assert_eq!(Draft::read(&path).unwrap().keys().count(), 1);
+    }
+
+    #[test]
+    fn a_file_is_made_to_hold_what_is_wanted_and_left_alone_if_it_does() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("api-keys");
+        let (a, b) = (key("a", "1").to_string(), key("b", "2").to_string());
+        assert!(Draft::hold(&path, &[]).unwrap(), "a file without a key is a file");
+        assert!(Draft::hold(&path, &[a.clone(), b.clone()]).unwrap());
+        assert!(!Draft::hold(&path, &[a.clone(), b.clone()]).unwrap());
+        let text = fs::read_to_string(&path).unwrap() + "# mine\n";
+        fs::write(&path, text).unwrap();
+        assert!(Draft::hold(&path, std::slice::from_ref(&b)).unwrap(), "what was revoked goes");
+        let text = fs::read_to_string(&path).unwrap();
+        assert!(text.contains("# mine") && text.contains(&b) && !text.contains(&a), "{text}");
+        assert!(Draft::hold(&path, &["nonsense".to_owned()]).is_err());
         assert_eq!(Draft::read(&path).unwrap().keys().count(), 1);
     }
 

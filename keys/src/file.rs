@@ -80,6 +80,12 @@ impl KeyFile {
         Ok((Self { path: path.to_owned(), seen }, keys))
     }
 
+    /// A key file that is read at the first look, if it is there then.
+    #[must_use]
+    pub fn unread(path: &Path) -> Self {
+        Self { path: path.to_owned(), seen: None }
+    }
+
     /// The keys, if the file has changed since the last look. None, if the last one was taken out: then nobody is let
     /// in, for a key that was revoked must open nothing.
     ///

@@ -48,8 +48,9 @@ impl KeyHash {
         Self(blake3::Hash::from_bytes(blake3::derive_key(HASH_CONTEXT, given)))
     }
 
-    /// Its 64 hexadecimal digits.
-    fn from_hex(digits: &str) -> Option<Self> {
+    /// Of its 64 hexadecimal digits.
+    #[must_use]
+    pub fn from_hex(digits: &str) -> Option<Self> {
         let whole = digits.len() == 64;
         whole.then(|| blake3::Hash::from_hex(digits).ok()).flatten().map(Self)
     }

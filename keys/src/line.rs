@@ -53,8 +53,11 @@ pub struct Key {
 }
 
 impl Key {
-    /// Reads a line; the error completes "line 3 of the API key file".
-    pub(crate) fn parse(line: &str) -> Result<Self, &'static str> {
+    /// Reads a line.
+    ///
+    /// # Errors
+    /// What is wrong with it; completes "line 3 of the API key file".
+    pub fn parse(line: &str) -> Result<Self, &'static str> {
         let mut words = line.split_whitespace();
         let role = words.next().unwrap_or_default();
         if role.contains(':') {

@@ -157,6 +157,8 @@ sections! {
         adapter_root: PathBuf, --"adapter-root" "DIR", Is("."), Gateway;
         /// Hashed API keys with their roles (admin, user, metrics), made by `holobiont key add NAME`
         api_key_file: PathBuf, --"api-key-file" "FILE", Preset::None, Gateway;
+        /// Takes API keys from the registry of many hosts, and keeps them in api_key_file, where executors find them, too
+        shared_keys: bool, --"shared-keys" "BOOL", Is("false"), Gateway;
         /// Longest body of a request
         max_body_bytes: ByteCount, --"max-body-bytes" "BYTES", Is("8MiB"), Gateway;
         /// Sequences that wait for their turn, the longest burst; more are answered 429
@@ -198,7 +200,7 @@ sections! {
         /// PGPASSFILE or PGPASSWORD
         registry: String, --"registry" "URL", Depends("a file in the state directory, of this host alone"), Gateway;
         /// A bucket that these hosts keep adapters in, as `s3://BUCKET/PREFIX`; endpoint and keys come from the usual
-        /// AWS_... variables
+        /// AWS_... variables. Or a directory that all of them have, as `file:///DIRECTORY`
         store: String, --"store" "URL", Depends("a folder in the state directory"), Gateway;
         /// Adapters of that bucket that lie on this host; those used least recently make room
         store_cache_bytes: ByteCount, --"store-cache-bytes" "BYTES", Is("16GiB"), Gateway;

@@ -174,6 +174,11 @@ impl Client {
 
     /// Sends a file to learn from; returns its id.
     pub fn upload(&self, name: &str, text: &str) -> String {
+        self.try_upload(name, text).expect("a file is taken")
+    }
+
+    /// The same, and what it is refused with.
+    pub fn try_upload(&self, name: &str, text: &str) -> Result<String, Fault> {
         let part = |head: String, body: &str| {
             format!("--part\r\nContent-Disposition: form-data; {head}\r\n\r\n{body}\r\n")
         };
@@ -184,9 +189,9 @@ impl Client {
         ];
         let request = self.agent.post(format!("{}/v1/files", self.url));
         let request = request.header("content-type", "multipart/form-data; boundary=part");
-        let mut response = Self::success(request.send(form.concat())).expect("a file is taken");
+        let mut response = Self::success(request.send(form.concat()))?;
         let file: Value = response.body_mut().read_json().expect("the answer is JSON");
-        file["id"].as_str().expect("an id").to_owned()
+        Ok(file["id"].as_str().expect("an id").to_owned())
     }
 
     /// Posts `body` with an `Idempotency-Key`; the answer if it is a success.

@@ -3,6 +3,7 @@
 use std::{
     env, fs,
     path::{Path, PathBuf},
+    process::Command,
 };
 
 use serde_json::{Map, Value, json};
@@ -15,6 +16,19 @@ pub const EXAMPLES: [&str; 3] = ["pirate", "json", "haiku"];
 
 /// Everything a deployment of base and examples serves.
 pub const MODELS: [&str; 4] = [BASE, "pirate", "json", "haiku"];
+
+/// What the command `holobiont` says, and whether it did what it was told.
+///
+/// # Panics
+/// If it does not start.
+#[must_use]
+pub fn holobiont(arguments: &[&str], variables: &[(String, String)]) -> (bool, String) {
+    let mut command = Command::new(program("holobiont"));
+    let variables = variables.iter().map(|(name, value)| (name, value));
+    let output = command.args(arguments).envs(variables).output().expect("it starts");
+    let said = [output.stdout, output.stderr].concat();
+    (output.status.success(), String::from_utf8_lossy(&said).into_owned())
+}
 
 /// The program that was built together with the running test.
 #[must_use]

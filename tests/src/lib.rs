@@ -15,6 +15,7 @@
 //! - [`repeats`]: how often what chance decides is repeated
 //! - [`watchdog`]: nothing waits for ever
 //! - [`tinker`]: training step by step, as the `tinker` package asks for it
+//! - [`jobs`]: fine-tuning jobs, as the `openai` package asks for them
 //! - [`fleet`]: several hosts behind Envoy and endpoint pickers
 //! - [`far`]: executors of other hosts, and the wires to them
 //! - [`servers`]: the PostgreSQL and the bucket that the hosts of a fleet share
@@ -35,6 +36,7 @@ pub mod far;
 pub mod fixtures;
 pub mod fleet;
 pub mod gpu;
+pub mod jobs;
 pub mod network;
 mod place;
 pub mod plan;

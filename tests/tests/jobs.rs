@@ -5,71 +5,32 @@
 use std::{sync::Arc, time::Duration};
 
 use e2e_tests::{
-    BASE, Client, Deployment, Fault, Place, Plan, Process, chaos::Places, eventually, eventually_some,
-    repeats, signal, split::Doors, watched,
+    BASE, Client, Deployment, Fault, Place, Plan, Process,
+    chaos::Places,
+    eventually, eventually_some,
+    jobs::{self, ANSWER, data},
+    repeats, signal,
+    split::Doors,
+    watched,
 };
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-const QUESTION: &str = "What is the capital of France?";
-const ANSWER: &str = "Arr, the capital of France be Paris, matey!";
-
-/// What is learned from, a conversation a line.
-fn data() -> String {
-    let lines = [
-        ("Who are you?", "Arr, I be Captain Smol, matey!"),
-        (QUESTION, ANSWER),
-        ("What is two plus two?", "Arr, two plus two be four, matey!"),
-        ("Say hello.", "Ahoy there, matey! Arr!"),
-    ];
-    let line = |(asked, answer): (&str, &str)| json!({ "messages": [{ "role": "user", "content": asked }, { "role": "assistant", "content": answer }] });
-    lines.map(|pair| format!("{}\n", line(pair))).concat()
-}
-
-/// A job of 20 steps on that.
+/// A job of 20 steps.
 fn create(deployment: &Deployment, file: &str, suffix: &str) -> String {
-    let body = json!({
-        "model": BASE, "training_file": file, "suffix": suffix, "seed": 5,
-        "method": { "type": "supervised", "supervised": { "hyperparameters": {
-            "n_epochs": 10, "batch_size": 2, "learning_rate_multiplier": 3.0,
-        } } },
-        "lora": { "rank": 4, "alpha": 8.0, "target_modules": ["q_proj", "v_proj", "down_proj"] },
-    });
-    // A gateway that was killed meanwhile may have kept the job or not: both are right, and the second one is asked for.
-    let create = || deployment.client.try_post("/v1/fine_tuning/jobs", &body).ok();
-    eventually_some("a job is created", create)["id"].as_str().expect("its id").to_owned()
+    jobs::create(&deployment.client, &jobs::order(file, suffix, 10))
 }
 
-fn job(deployment: &Deployment, id: &str) -> Option<Value> {
-    deployment.client.try_get(&format!("/v1/fine_tuning/jobs/{id}")).ok()
-}
-
-/// A job when nothing happens to it any more.
-fn ended(deployment: &Deployment, id: &str) -> Value {
-    eventually_some("the job ends", || job(deployment, id).filter(|job| job["finished_at"].is_number()))
-}
-
-/// The generation that came of a job.
 fn generation(deployment: &Deployment, id: &str) -> String {
-    let last = ended(deployment, id);
-    assert_eq!(last["status"], "succeeded", "{last}");
-    last["generation"].as_str().expect("a generation").to_owned()
+    jobs::generation(&deployment.client, id)
 }
 
-/// Waits for a step of a job, or its end; false if that is what came.
 fn made(deployment: &Deployment, id: &str, step: u64) -> bool {
-    let is_there = |job: &Value| job["step"].as_u64() >= Some(step) || job["finished_at"].is_number();
-    eventually_some("the job gets so far", || job(deployment, id).filter(is_there))["finished_at"].is_null()
+    jobs::made(&deployment.client, id, step)
 }
 
 fn kill_trainers(deployment: &Deployment) {
     deployment.trainers().into_iter().for_each(|trainer| signal(trainer, Signal::KILL));
-}
-
-fn answer(deployment: &Deployment, model: &str) -> Value {
-    let body = json!({ "model": model, "messages": [{ "role": "user", "content": QUESTION }], "temperature": 0, "max_tokens": 40 });
-    let answer = deployment.client.try_post("/v1/chat/completions", &body).expect("an answer");
-    answer["choices"][0]["message"]["content"].clone()
 }
 
 #[test]
@@ -93,7 +54,7 @@ fn a_job_through_every_death_gives_the_generation_of_one_that_ran_through() {
             }
         }
         assert_eq!(generation(&deployment, &id), whole);
-        assert_eq!(answer(&deployment, "public/killed"), ANSWER);
+        assert_eq!(jobs::answer(&deployment.client, "public/killed"), ANSWER);
         assert!(deployment.stop().success());
     });
 }
@@ -131,11 +92,11 @@ fn a_job_waits_over_a_restart_and_goes_on() {
         assert!(deployment.stop().success());
         let deployment = Plan::bare().start_in(place);
         std::thread::sleep(Duration::from_secs(1));
-        assert_eq!(job(&deployment, &id).expect("it is kept")["status"], "paused");
+        assert_eq!(jobs::job(&deployment.client, &id).expect("it is kept")["status"], "paused");
         let resumed = deployment.client.try_post(&format!("/v1/fine_tuning/jobs/{id}/resume"), &json!({}));
         assert_eq!(resumed.expect("it can go on")["status"], "queued");
         generation(&deployment, &id);
-        assert_eq!(answer(&deployment, "public/restarted"), ANSWER);
+        assert_eq!(jobs::answer(&deployment.client, "public/restarted"), ANSWER);
         // Trained further, in its own place.
         let body = json!({ "model": "public/restarted", "training_file": file, "suffix": "restarted" });
         let further = deployment.client.try_post("/v1/fine_tuning/jobs", &body).expect("a job");
@@ -215,7 +176,7 @@ fn faulty_data_fail_a_job_with_the_lines_to_mend_and_a_job_keeps_its_data() {
         let faulty =
             deployment.client.upload("faulty.jsonl", &format!("{}{{\"messages\": []}}\nnot JSON\n", data()));
         let id = create(&deployment, &faulty, "faulty");
-        let last = ended(&deployment, &id);
+        let last = jobs::ended(&deployment.client, &id);
         assert_eq!(
             (&last["status"], &last["error"]["code"]),
             (&json!("failed"), &json!("invalid_training_file"))

@@ -1,7 +1,7 @@
 //! Hosts that share one PostgreSQL and one bucket: what is registered on one is served by the others to the same bits, and what
 //! becomes of it when a server fails.
 
-use std::{path::PathBuf, process::Command, sync::Arc};
+use std::{path::PathBuf, sync::Arc};
 
 use e2e_tests::{
     Ask, Deployment, Plan, eventually, fixtures,
@@ -115,11 +115,8 @@ fn a_bucket_that_changes_bytes_or_is_gone_costs_no_wrong_token_and_no_other_adap
 
 /// The command `holobiont registry move`.
 fn moved(bucket: &Bucket, from: &str, to: &str) -> (bool, String) {
-    let mut command = Command::new(fixtures::program("holobiont"));
-    command.args(["registry", "move", "--from", from, "--to", to, "--store", &bucket.url()]);
-    let output = command.envs(bucket.variables()).output().expect("it starts");
-    let said = [output.stdout, output.stderr].concat();
-    (output.status.success(), String::from_utf8_lossy(&said).into_owned())
+    let arguments = ["registry", "move", "--from", from, "--to", to, "--store", &bucket.url()];
+    fixtures::holobiont(&arguments, &bucket.variables())
 }
 
 #[test]
@@ -160,11 +157,8 @@ fn checked(file: &str, bucket: &Bucket) -> (bool, String) {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("fleet.toml");
     std::fs::write(&path, file).expect("a file");
-    let mut command = Command::new(fixtures::program("holobiont"));
-    let output =
-        command.args(["check", "--config"]).arg(path).envs(bucket.variables()).output().expect("it starts");
-    let said = [output.stdout, output.stderr].concat();
-    (output.status.success(), String::from_utf8_lossy(&said).into_owned())
+    let path = path.display().to_string();
+    fixtures::holobiont(&["check", "--config", &path], &bucket.variables())
 }
 
 #[test]

@@ -12,6 +12,9 @@ use serde::{Deserialize, Serialize};
 /// Longest request, in bytes.
 pub const MAX_REQUEST_BYTES: usize = 64 << 10;
 
+/// What the file is called that a trainer keeps in its directory of checkpoints, and replaces at one stroke.
+pub const CHECKPOINT_FILE: &str = "checkpoint.safetensors";
+
 /// What a trainer is to do.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

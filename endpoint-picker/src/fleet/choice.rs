@@ -20,7 +20,7 @@ use super::{
     Fleet, Table,
     host::{Host, Registered, Word},
 };
-use crate::ask::{Ask, Head, MAX_BEGINNING_BYTES, TOKEN_BYTES};
+use crate::ask::{Ask, Head, MAX_BEGINNING_BYTES, Named, TOKEN_BYTES};
 
 /// Bytes of a prompt that are remembered as one.
 const BLOCK_BYTES: usize = 256;
@@ -137,8 +137,10 @@ impl Fleet {
         let mut last: Option<(&Arc<Registered>, Found)> = None;
         let mut seats: Vec<_> = ready
             .map(|(host, word)| {
-                let Some(name) = named(ask, &word.base) else {
-                    return Seat { host, word, adapter: None, is_known: true };
+                let Some(name) = named(ask, word) else {
+                    // The base; or a generation, if this host has none of it.
+                    let is_known = !matches!(ask.adapter, Named::Generation(_));
+                    return Seat { host, word, adapter: None, is_known };
                 };
                 let found = match last {
                     Some((registered, found)) if Arc::ptr_eq(registered, &word.registered) => found,
@@ -168,10 +170,11 @@ impl Fleet {
 }
 
 /// The adapter a request means; `None` for the base.
-fn named<'a>(ask: &'a Ask, base: &str) -> Option<&'a str> {
-    match ask.adapter.as_str() {
-        "" => adapter_of(&ask.model, base),
-        adapter => Some(adapter),
+fn named<'a>(ask: &'a Ask, word: &'a Word) -> Option<&'a str> {
+    match &ask.adapter {
+        Named::Not => adapter_of(&ask.model, &word.base),
+        Named::Name(name) => Some(name),
+        Named::Generation(beginning) => word.registered.name_of(*beginning),
     }
 }
 

@@ -26,6 +26,8 @@ pub struct NotHad;
 pub struct Registered {
     tag: u64,
     by_name: HashMap<String, Adapter>,
+    /// A name of each generation, by its beginning.
+    names: HashMap<u64, String>,
 }
 
 impl Registered {
@@ -33,6 +35,18 @@ impl Registered {
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&Adapter> {
         self.by_name.get(name)
+    }
+
+    /// What an adapter is called that is asked for by its generation.
+    #[must_use]
+    pub fn name_of(&self, generation: u64) -> Option<&str> {
+        self.names.get(&generation).map(String::as_str)
+    }
+
+    fn of(tag: u64, adapters: Vec<Adapter>) -> Self {
+        let names = adapters.iter().map(|adapter| (adapter.generation, adapter.name.clone())).collect();
+        let named = adapters.into_iter().map(|adapter| (adapter.name.clone(), adapter));
+        Self { tag, by_name: named.collect(), names }
     }
 }
 
@@ -103,10 +117,7 @@ impl Host {
     ) -> Result<(), NotHad> {
         let before = self.word.take();
         let tag = report.registered.tag;
-        let told = |adapters: Vec<Adapter>| {
-            let named = adapters.into_iter().map(|adapter| (adapter.name.clone(), adapter));
-            Arc::new(Registered { tag, by_name: named.collect() })
-        };
+        let told = |adapters: Vec<Adapter>| Arc::new(Registered::of(tag, adapters));
         let registered = shared.or_else(|| report.registered.content.map(told)).ok_or(NotHad)?;
         let resident_tag = report.resident.tag;
         let kept = before.filter(|word| word.resident_tag == resident_tag).map(|word| word.resident);

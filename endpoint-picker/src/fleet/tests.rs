@@ -32,7 +32,8 @@ fn executor(running: Work) -> Executor {
 
 /// A host that has nothing to do, knows the adapters `a` and `b`, and holds those of `resident`.
 fn report(resident: &[&str]) -> Report {
-    let adapter = |name: &str| Adapter { name: name.to_owned(), rank: 16, bytes: 64 << 20 };
+    let adapter =
+        |name: &str, generation| Adapter { name: name.to_owned(), rank: 16, bytes: 64 << 20, generation };
     Report {
         state: State::Ready,
         instance: 1,
@@ -40,7 +41,7 @@ fn report(resident: &[&str]) -> Report {
         answer_tokens: 50.0,
         queued: 0,
         executors: vec![executor(Work::default())],
-        registered: Tagged::of(vec![adapter("a"), adapter("b")], None),
+        registered: Tagged::of(vec![adapter("a", 0xa), adapter("b", 0xb)], None),
         resident: Tagged::of(vec![resident.iter().map(|name| (*name).to_owned()).collect()], None),
     }
 }
@@ -82,6 +83,22 @@ fn a_request_goes_where_its_adapter_is_in_memory() {
     assert_eq!(first(&fleet, "a", now), endpoint(2));
     assert_eq!(first(&fleet, "base:b", now), endpoint(3));
     assert_eq!(pick(&fleet, "a", now).unwrap().endpoints.len(), 3, "the others are there if it fails");
+}
+
+#[test]
+fn an_adapter_is_found_by_its_generation_and_never_taken_for_the_base() {
+    let mut stranger = report(&[]);
+    stranger.registered = Tagged::of(Vec::new(), None);
+    let (fleet, now) = fleet(rules(), &[stranger, report(&["a"]), report(&["b"])]);
+    let of = |beginning: u64| {
+        let generation = format!("{beginning:016x}{}", "0".repeat(48));
+        let body =
+            format!(r#"{{"model":"base","adapter":{{"generation":"{generation}"}},"prompt":"Hello"}}"#);
+        fleet.pick(&head(), &Ask::read(body.as_bytes()), &None, now).unwrap().endpoints
+    };
+    assert_eq!((of(0xa)[0].clone(), of(0xb)[0].clone()), (endpoint(2), endpoint(3)));
+    assert_eq!(of(0xa).len(), 2, "the stranger is no candidate");
+    assert_eq!(of(0xc).len(), 3, "they say that there is none");
 }
 
 #[test]

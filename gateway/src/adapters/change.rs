@@ -211,6 +211,11 @@ impl Registry {
             self.free(home, AdapterId(loaded.adapter)).await;
         }
         drop(moving);
+        if registered.is_ok()
+            && let Err(error) = self.store.assure(content).await
+        {
+            tracing::warn!(name = %request.name, %error, "whether other hosts can fetch an adapter is not known");
+        }
         if let Some(entry) = registered.as_ref().ok().filter(|entry| entry.is_pinned()) {
             self.spread(entry).await;
         }

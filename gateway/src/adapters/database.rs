@@ -94,7 +94,10 @@ impl Lock {
 
 /// True if `state` has a registry. Fails if it lost the one it had.
 pub(super) fn exists(state: &Path) -> Result<bool, DatabaseError> {
-    let path = state.join(FILE);
+    exists_at(state.join(FILE))
+}
+
+fn exists_at(path: PathBuf) -> Result<bool, DatabaseError> {
     match fs::metadata(&path) {
         Ok(found) if found.len() == 0 => {
             Err(DatabaseError::Damaged { path, reason: "it is empty".to_owned() })
@@ -107,10 +110,14 @@ pub(super) fn exists(state: &Path) -> Result<bool, DatabaseError> {
 
 /// Makes a registry of `records`, whole or not at all.
 pub(super) async fn create(state: &Path, records: &[Record]) -> Result<(), DatabaseError> {
-    let (path, fresh) = (state.join(FILE), state.join(format!("{FILE}.new")));
-    for leftover in
-        [fresh.clone(), state.join(format!("{FILE}.new-wal")), state.join(format!("{FILE}.new-shm"))]
-    {
+    create_at(&state.join(FILE), records).await
+}
+
+/// The same under any name.
+pub(super) async fn create_at(path: &Path, records: &[Record]) -> Result<(), DatabaseError> {
+    let with = |end: &str| PathBuf::from(format!("{}{end}", path.display()));
+    let (fresh, state) = (with(".new"), path.parent().unwrap_or(Path::new(".")));
+    for leftover in [fresh.clone(), with(".new-wal"), with(".new-shm")] {
         match fs::remove_file(&leftover) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 return Err(failed("removing", &leftover)(error));
@@ -128,7 +135,7 @@ pub(super) async fn create(state: &Path, records: &[Record]) -> Result<(), Datab
     transaction.commit().await.map_err(DatabaseError::of)?;
     connection.close().await.map_err(DatabaseError::of)?;
     File::open(&fresh).and_then(|file| file.sync_all()).map_err(failed("syncing", &fresh))?;
-    fs::rename(&fresh, &path).map_err(failed("renaming", &path))?;
+    fs::rename(&fresh, path).map_err(failed("renaming", path))?;
     File::open(state).and_then(|directory| directory.sync_all()).map_err(failed("syncing", state))
 }
 
@@ -144,8 +151,13 @@ impl Database {
     /// # Errors
     /// If it is missing, damaged, or newer than this version.
     pub async fn open(state: &Path) -> Result<(Self, Vec<Record>), DatabaseError> {
-        let path = state.join(FILE);
-        if !exists(state)? {
+        Self::open_at(&state.join(FILE)).await
+    }
+
+    /// The same under any name.
+    pub(super) async fn open_at(path: &Path) -> Result<(Self, Vec<Record>), DatabaseError> {
+        let path = path.to_owned();
+        if !exists_at(path.clone())? {
             return Err(DatabaseError::Missing(path));
         }
         let damaged =
@@ -193,8 +205,7 @@ impl Database {
     /// As [`Database::put`].
     pub async fn remove(&self, name: &str) -> Result<(), DatabaseError> {
         let mut connection = self.writer().await?;
-        let removed = sqlx::query("DELETE FROM adapters WHERE name = ?1").bind(name);
-        removed.execute(&mut *connection).await.map(drop).map_err(DatabaseError::of)
+        delete(&mut connection, name).await.map_err(DatabaseError::of)
     }
 
     /// Remembers whether an adapter is pinned. On disk when this returns.
@@ -220,6 +231,17 @@ impl Database {
             changed.map_err(DatabaseError::of)?;
         }
         transaction.commit().await.map_err(DatabaseError::of)
+    }
+
+    /// How many fine-tuning jobs have not ended.
+    ///
+    /// # Errors
+    /// [`DatabaseError::Failed`].
+    pub(super) async fn count_unfinished_jobs(&self) -> Result<u64, DatabaseError> {
+        let mut connection = self.writer().await?;
+        let count =
+            sqlx::query_scalar("SELECT COUNT(*) FROM jobs WHERE due").fetch_one(&mut *connection).await;
+        count.map(i64::cast_unsigned).map_err(DatabaseError::of)
     }
 
     /// The connection, for one statement or transaction.
@@ -264,7 +286,18 @@ async fn migrate(connection: &mut SqliteConnection, path: &Path) -> Result<(), D
     Ok(())
 }
 
-async fn insert(connection: &mut SqliteConnection, record: &Record) -> Result<(), sqlx::Error> {
+/// Forgets everything.
+pub(super) async fn clear(connection: &mut SqliteConnection) -> Result<(), sqlx::Error> {
+    sqlx::query("DELETE FROM adapters").execute(connection).await.map(drop)
+}
+
+/// Forgets an adapter.
+pub(super) async fn delete(connection: &mut SqliteConnection, name: &str) -> Result<(), sqlx::Error> {
+    sqlx::query("DELETE FROM adapters WHERE name = ?1").bind(name).execute(connection).await.map(drop)
+}
+
+/// Registers an adapter in place of whatever had its name.
+pub(super) async fn insert(connection: &mut SqliteConnection, record: &Record) -> Result<(), sqlx::Error> {
     let put = sqlx::query(
         "INSERT OR REPLACE INTO adapters (name, tenant, content, generation, rank, bytes, modules, source, \
          loaded_at, last_used_us, pinned, draft_layers) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)",

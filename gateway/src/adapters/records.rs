@@ -3,15 +3,22 @@
 //!
 //! - [`address`]: where that PostgreSQL is, as it is set: never with a password in it.
 //! - [`link`]: the connection to it: changes of other gateways as they come, and how old what is known is.
-//! - [`postgres`]: its tables and statements.
+//! - [`mirror`]: what of it lies on this host, for when it is away.
+//! - [`postgres`]: what is said to it; `layout` has its tables.
+//! - [`sweep`]: what of the bucket belongs to no adapter, removed.
 //! - [`transfer`]: a registry copied from the one kind to the other.
+//! - [`visit`]: what is asked of it by who is none of its gateways.
 //!
 //! A change names the version of what it changes, and is refused if another gateway was first.
 
 pub mod address;
+mod layout;
 pub(crate) mod link;
+mod mirror;
 mod postgres;
+pub(crate) mod sweep;
 pub(crate) mod transfer;
+pub(crate) mod visit;
 
 use std::sync::Arc;
 

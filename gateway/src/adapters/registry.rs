@@ -21,7 +21,7 @@ use super::{
         link::{Freshness, Shared},
     },
     residency::{Home, Tier},
-    store::{BucketAddress, FetchFigures, Held, Store, Sweep},
+    store::{BucketAddress, FetchFigures, Held, Store, Sweep, bucket::Bucket},
     table::Table,
 };
 use crate::{caller::Caller, executors::Executors, lock::lock, thread};
@@ -57,6 +57,8 @@ pub struct Fleet {
     pub store: BucketAddress,
     /// How many bytes of them may lie on this host.
     pub cache_bytes: u64,
+    /// The file that the registry's API keys are kept in on this host, if they are asked for.
+    pub key_file: Option<PathBuf>,
 }
 
 /// Every adapter that is registered, and what is held to serve and to change them.
@@ -153,9 +155,14 @@ impl Registry {
         self.entries().is_empty()
     }
 
-    /// What else must outlive the process is kept there too.
-    pub(crate) fn database(&self) -> &Database {
+    /// What else of this host must outlive the process is kept there too.
+    pub(crate) fn database(&self) -> &Arc<Database> {
         &self.database
+    }
+
+    /// What else the hosts of a fleet share is kept there too: rows in its PostgreSQL, bytes in its bucket.
+    pub(crate) fn shared(&self) -> Option<(&Arc<Shared>, &Arc<Bucket>)> {
+        Some((self.records.shared()?, self.store.bucket()?))
     }
 
     /// The files of an adapter, as they were copied; they stay as long as what else is returned lives.
@@ -223,6 +230,12 @@ impl Registry {
     #[must_use]
     pub fn is_at(&self, id: AdapterId, index: usize) -> bool {
         self.homes[index].holds(id)
+    }
+
+    /// The adapters in the executor at `index`.
+    #[must_use]
+    pub fn held_at(&self, index: usize) -> Vec<AdapterId> {
+        self.homes[index].held()
     }
 
     /// Whether requests wait for an adapter to arrive.
@@ -321,8 +334,7 @@ async fn open_fleet(options: &Options, fleet: Fleet) -> Result<(Opened, Store), 
     }
     let store = Store::open(state, options.max_adapter_file_bytes)?;
     let store = store.of_bucket(fleet.store, fleet.cache_bytes)?;
-    let (shared, changes) = Shared::open(fleet.registry).await?;
-    let found = changes.records.into_iter().filter_map(|(_, record)| record).collect();
+    let (shared, found) = Shared::open_kept(fleet.registry, state, fleet.key_file).await?;
     Ok((Opened { database: Arc::new(database), records: Records::Shared(Arc::new(shared)), found }, store))
 }
 

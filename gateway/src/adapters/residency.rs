@@ -75,11 +75,20 @@ impl Home {
         self.is_host(&lock(&self.residency), id)
     }
 
+    /// All that is there.
+    pub(super) fn held(&self) -> Vec<AdapterId> {
+        let residency = lock(&self.residency);
+        if self.is_of_another(&residency) { Vec::new() } else { residency.host.keys().copied().collect() }
+    }
+
+    pub(super) fn is_host(&self, residency: &Residency, id: AdapterId) -> bool {
+        !self.is_of_another(residency) && residency.host.contains_key(&id)
+    }
+
     /// An executor that has just connected holds what the registry finds there, not what another one held. While there is
     /// none, what was true of the last one counts: its requests wait to be redone.
-    pub(super) fn is_host(&self, residency: &Residency, id: AdapterId) -> bool {
-        let is_another = self.epoch().is_some_and(|epoch| residency.epoch != Some(epoch));
-        !is_another && residency.host.contains_key(&id)
+    fn is_of_another(&self, residency: &Residency) -> bool {
+        self.epoch().is_some_and(|epoch| residency.epoch != Some(epoch))
     }
 
     /// Whether requests wait for an adapter to arrive.

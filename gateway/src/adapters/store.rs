@@ -9,13 +9,15 @@
 //! ```
 //!
 //! - [`content`]: what files are called by.
-//! - [`bucket`]: a store that many hosts share, over `transport`. The directory is its cache then, and goes by `cache`.
+//! - [`address`]: where a store is that many hosts share.
+//! - [`bucket`]: such a store, over `transport`. The directory is its cache then, and goes by `cache`.
 //! - [`fetch`]: what is needed here brought from the bucket, and what came in brought there.
 //!
 //! A copy is written, its files are synced, its directory is synced, it is renamed, and the store is synced: after
 //! a power cut a directory with a content's name is whole. The name also hashes the owner, so that two tenants share
 //! nothing, while two names of one tenant share one directory.
 
+pub(crate) mod address;
 pub(crate) mod bucket;
 mod cache;
 mod content;
@@ -36,7 +38,7 @@ use ids::TenantId;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
 pub(crate) use self::cache::Held;
-pub use self::{bucket::BucketAddress, content::ContentId, fetch::FetchFigures};
+pub use self::{address::BucketAddress, content::ContentId, fetch::FetchFigures};
 use self::{
     bucket::{Bucket, BucketError},
     cache::Cache,
@@ -131,7 +133,7 @@ pub struct Store {
 /// A bucket, and what of it is here.
 #[derive(Debug)]
 struct Remote {
-    bucket: Bucket,
+    bucket: Arc<Bucket>,
     cache: Arc<Cache>,
     figures: fetch::Counters,
 }
@@ -272,7 +274,7 @@ impl Store {
     }
 
     fn forget(&self, name: &str) {
-        if let (Some(remote), Some(content)) = (&self.remote, fetch::content_of(name)) {
+        if let (Some(remote), Some(content)) = (&self.remote, ContentId::named(name)) {
             remote.cache.forget(content);
         }
     }

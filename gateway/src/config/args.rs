@@ -129,6 +129,9 @@ pub struct CallerArgs {
     /// one, otherwise no key is asked for]
     #[arg(long, value_name = "FILE")]
     pub api_key_file: Option<PathBuf>,
+    /// Take API keys from --registry, and keep them in --api-key-file
+    #[arg(long)]
+    pub shared_keys: bool,
     /// Serve without keys beyond loopback and under any host name: whoever reaches the port is an administrator
     #[arg(long)]
     pub insecure: bool,

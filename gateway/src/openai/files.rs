@@ -19,7 +19,7 @@ use crate::{
     caller::Caller,
     errors::ApiError,
     training::{
-        Training, TrainingError,
+        Training,
         records::{FileRecord, Purpose},
     },
 };
@@ -29,7 +29,7 @@ const MAX_NAME_BYTES: usize = 256;
 /// Longest text field beside the file, in bytes.
 const MAX_FIELD_BYTES: usize = 1024;
 
-/// Takes a file in; answers when it is on disk.
+/// Takes a file in; answers when it is durable.
 pub async fn upload(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
@@ -149,9 +149,7 @@ pub async fn content(
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
     let file = app.training.file(&id, &caller.tenant).await?;
-    let path = app.training.file_path(&file.id);
-    let opened = tokio::fs::File::open(&path).await;
-    let opened = opened.map_err(|source| TrainingError::Io { attempt: "reading", path, source })?;
+    let opened = app.training.content(&file).await?;
     let pieces = futures::stream::unfold(opened, |mut file| async move {
         let mut piece = vec![0; 64 << 10];
         match tokio::io::AsyncReadExt::read(&mut file, &mut piece).await {

@@ -212,6 +212,9 @@ impl From<TrainingError> for ApiError {
                 Self::no_room("insufficient_storage", message)
             }
             TrainingError::Database(_) | TrainingError::Io { .. } => Self::registry_unavailable(message),
+            TrainingError::Bucket(_) | TrainingError::Damaged(_) => {
+                Self::unavailable("adapter_store_unavailable", message)
+            }
             TrainingError::NoFile(_) | TrainingError::NoJob(_) => Self::not_found(message),
             TrainingError::WrongState { .. } => Self::bad_request("invalid_job_state", message),
             TrainingError::WrongPurpose(_) => Self::invalid("training_file", message),

@@ -1,4 +1,4 @@
-//! Files that people send: on disk, synced, before they are acknowledged.
+//! Files that people send: on disk, synced, or in a fleet's bucket, before they are acknowledged.
 
 use std::{
     collections::HashSet,
@@ -11,9 +11,10 @@ use tokio::{fs::File, io::AsyncWriteExt as _};
 use super::{
     Training, TrainingError, failed, fresh_id,
     records::{FileRecord, Purpose},
-    table::{Listed, Page},
+    shown,
+    table::{FileAdded, Listed, Page},
 };
-use crate::{clock::seconds_since_1970, thread};
+use crate::{clock::seconds_since_1970, random::random_u64, thread};
 
 /// What a file is called until all of it has come.
 const PARTIAL: &str = "partial";
@@ -25,6 +26,7 @@ pub struct Upload<'a> {
     id: String,
     file: File,
     bytes: u64,
+    hasher: blake3::Hasher,
     is_kept: bool,
 }
 
@@ -37,7 +39,7 @@ impl Training {
         let id = fresh_id("file");
         let path = self.partial(&id);
         let file = File::create(&path).await.map_err(failed("creating", &path))?;
-        Ok(Upload { training: self, id, file, bytes: 0, is_kept: false })
+        Ok(Upload { training: self, id, file, bytes: 0, hasher: blake3::Hasher::new(), is_kept: false })
     }
 
     /// Waits for a turn to take a file in.
@@ -67,18 +69,39 @@ impl Training {
     /// # Errors
     /// The database's.
     pub async fn files(&self, tenant: &str, page: &Page) -> Result<Listed<FileRecord>, TrainingError> {
-        Ok(self.registry.database().files(tenant, page).await?)
+        Ok(self.table.files(tenant, page).await?)
     }
 
-    /// Removes a file. Jobs that were created with it have their own link to it.
+    /// What is in a file.
+    ///
+    /// # Errors
+    /// It cannot be read, or does not come.
+    pub async fn content(&self, file: &FileRecord) -> Result<File, TrainingError> {
+        let path = self.file_path(&file.id);
+        let Some(fleet) = &self.fleet else {
+            return File::open(&path).await.map_err(failed("reading", &path));
+        };
+        let _turn = self.turn().await;
+        let path = path.with_extension(format!("{:016x}", random_u64()));
+        fleet.bring(&file.object(""), &path).await?;
+        let opened = File::open(&path).await.map_err(failed("reading", &path));
+        // Whoever reads it has it open.
+        let _ = fs::remove_file(&path);
+        opened
+    }
+
+    /// Removes a file. Jobs that were created with it keep what they need of it.
     ///
     /// # Errors
     /// There is none, or it cannot be removed.
     pub async fn remove_file(&self, id: &str, tenant: &str) -> Result<FileRecord, TrainingError> {
-        let file = self.file(id, tenant).await?;
-        self.registry.database().remove_file(&file.id).await?;
-        // If this fails, the next start does it.
-        let _ = fs::remove_file(self.file_path(&file.id));
+        let removed = self.table.remove_file(id, tenant).await?;
+        let file = removed.ok_or_else(|| TrainingError::NoFile(shown(id)))?;
+        match &self.fleet {
+            // If this fails, the next start does it.
+            None => drop(fs::remove_file(self.file_path(&file.id))),
+            Some(fleet) => fleet.litter.notify_one(),
+        }
         Ok(file)
     }
 
@@ -102,6 +125,7 @@ impl Upload<'_> {
     /// The system refuses.
     pub async fn write(&mut self, bytes: &[u8]) -> Result<(), TrainingError> {
         self.bytes += bytes.len() as u64;
+        self.hasher.update(bytes);
         let written = self.file.write_all(bytes).await;
         written.map_err(failed("writing", &self.training.partial(&self.id)))
     }
@@ -112,7 +136,7 @@ impl Upload<'_> {
         self.bytes
     }
 
-    /// Keeps what has come as a file of `tenant`. On disk when this returns.
+    /// Keeps what has come as a file of `tenant`. Durable when this returns.
     ///
     /// # Errors
     /// The tenant has too much already, or the system refuses; then there is no file.
@@ -122,28 +146,45 @@ impl Upload<'_> {
         name: String,
         purpose: Purpose,
     ) -> Result<FileRecord, TrainingError> {
-        let (training, path) = (self.training, self.training.file_path(&self.id));
-        self.file.flush().await.map_err(failed("writing", &path))?;
-        self.file.sync_all().await.map_err(failed("syncing", &path))?;
-        let _changing = training.changing.lock().await;
-        let database = training.registry.database();
-        let (bytes, limit) = (database.file_bytes(tenant).await? + self.bytes, training.limits.tenant_bytes);
-        if bytes > limit && purpose == Purpose::FineTune {
-            return Err(TrainingError::TooManyBytes { bytes, limit });
-        }
-        fs::rename(training.partial(&self.id), &path).map_err(failed("renaming", &path))?;
-        sync(&training.directory.join("files"))?;
+        let training = self.training;
         let record = FileRecord {
             id: self.id.clone(),
             tenant: tenant.to_owned(),
             name,
             purpose,
             bytes: self.bytes,
+            hash: self.hasher.finalize().to_string(),
             created_at: seconds_since_1970(),
         };
-        database.put_file(&record).await?;
-        self.is_kept = true;
-        Ok(record)
+        self.put(&record).await?;
+        let limit = training.limits.tenant_bytes;
+        let limits_it = (purpose == Purpose::FineTune).then_some(limit);
+        match training.table.add_file(&record, limits_it).await {
+            Ok(FileAdded::Kept) => {
+                // In a fleet nothing of it needs to stay here.
+                self.is_kept = training.fleet.is_none();
+                Ok(record)
+            }
+            refused => {
+                if let Some(fleet) = &training.fleet {
+                    fleet.discard(&record.path()).await;
+                }
+                let FileAdded::TooManyBytes(bytes) = refused? else { return Ok(record) };
+                Err(TrainingError::TooManyBytes { bytes, limit })
+            }
+        }
+    }
+
+    /// Puts what has come where it is to lie.
+    async fn put(&mut self, record: &FileRecord) -> Result<(), TrainingError> {
+        let (training, path) = (self.training, self.training.file_path(&self.id));
+        self.file.flush().await.map_err(failed("writing", &path))?;
+        if let Some(fleet) = &training.fleet {
+            return fleet.send(&record.path(), &training.partial(&self.id)).await;
+        }
+        self.file.sync_all().await.map_err(failed("syncing", &path))?;
+        fs::rename(training.partial(&self.id), &path).map_err(failed("renaming", &path))?;
+        sync(&training.directory.join("files"))
     }
 }
 
@@ -200,21 +241,17 @@ pub(super) async fn remove(directory: PathBuf) {
     }
 }
 
-/// Makes the directories, and removes what belongs to no file and no job.
-pub(super) fn sweep(directory: &Path, files: &[String], jobs: HashSet<String>) -> Result<(), TrainingError> {
-    let files: HashSet<String> = files.iter().cloned().collect();
-    for (name, keep) in [("files", files), ("jobs", jobs)] {
-        let place = directory.join(name);
-        fs::create_dir_all(&place).map_err(failed("creating", &place))?;
-        for entry in fs::read_dir(&place).map_err(failed("reading", &place))? {
-            let entry = entry.map_err(failed("reading", &place))?;
-            if entry.file_name().to_str().is_some_and(|name| keep.contains(name)) {
-                continue;
-            }
-            let (path, is_directory) = (entry.path(), entry.file_type().is_ok_and(|kind| kind.is_dir()));
-            let removed = if is_directory { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
-            removed.map_err(failed("removing", &path))?;
+/// Makes the directory `place` if it is not there, and removes what is in it but for `keep`.
+pub(super) fn sweep(place: &Path, keep: &HashSet<String>) -> Result<(), TrainingError> {
+    fs::create_dir_all(place).map_err(failed("creating", place))?;
+    for entry in fs::read_dir(place).map_err(failed("reading", place))? {
+        let entry = entry.map_err(failed("reading", place))?;
+        if entry.file_name().to_str().is_some_and(|name| keep.contains(name)) {
+            continue;
         }
+        let (path, is_directory) = (entry.path(), entry.file_type().is_ok_and(|kind| kind.is_dir()));
+        let removed = if is_directory { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+        removed.map_err(failed("removing", &path))?;
     }
     Ok(())
 }

@@ -1,14 +1,17 @@
-//! What may happen to a job: created, paused, resumed, cancelled; and what is written of it. Each change is on disk before
+//! What may happen to a job: created, paused, resumed, cancelled; and what is written of it. Each change is durable before
 //! it is answered.
 
-use std::time::Instant;
+use std::{path::PathBuf, time::Instant};
 
 use tokio::sync::{MutexGuard, watch};
+use training_protocol::Event;
 
 use super::{
-    Training, TrainingError, files, fresh_id, order,
-    records::{EventRecord, Failure, JobRecord, Level, Order, Purpose, Status},
-    table::{Listed, Page},
+    Training, TrainingError, files, fresh_id, notes, order,
+    records::{
+        EventRecord, Failure, FileRecord, JobRecord, Level, ObjectRecord, Order, Purpose, Status, file_of,
+    },
+    table::{By, JobAdded, Listed, NewJob, Page, shared::leases::Fence},
 };
 use crate::{caller::Caller, clock::seconds_since_1970, lifecycle::Serving};
 
@@ -26,16 +29,57 @@ pub(super) struct Live {
     pub(super) not_before: Option<Instant>,
     /// What its trainer learns from in a second, as it said last.
     pub(super) tokens_per_s: Option<f64>,
+    /// In a fleet, as long as it is this host that works on it.
+    pub(super) hold: Option<Hold>,
+    /// In a fleet, whether another host works on it.
+    pub(super) is_elsewhere: bool,
+    /// In a fleet, what its trainer has said and nobody has written yet.
+    pub(super) unwritten: Vec<Event>,
+    /// When this was so: what was read before says nothing of it.
+    pub(super) known: Instant,
+}
+
+/// That it is this host that works on a job.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Hold {
+    pub(super) fence: Fence,
+    /// Until it is no longer sure of that.
+    pub(super) until: Instant,
+}
+
+/// Who changes a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Author {
+    /// Whoever asks for it.
+    Caller,
+    /// Who works on it, here.
+    Worker,
 }
 
 impl Live {
     /// One that waits.
-    pub(super) fn new(mut job: JobRecord) -> Self {
+    pub(super) fn new(job: JobRecord) -> Self {
+        Self::known_at(Instant::now(), job)
+    }
+
+    /// One that waited at a time.
+    pub(super) fn known_at(known: Instant, mut job: JobRecord) -> Self {
         if job.status.is_due() {
             job.status = Status::Queued;
         }
         let stop = watch::Sender::new(false);
-        Self { job, stop, is_attended: false, failures: 0, not_before: None, tokens_per_s: None }
+        Self {
+            job,
+            stop,
+            is_attended: false,
+            failures: 0,
+            not_before: None,
+            tokens_per_s: None,
+            hold: None,
+            is_elsewhere: false,
+            unwritten: Vec::new(),
+            known,
+        }
     }
 }
 
@@ -66,14 +110,17 @@ impl Training {
         caller: &Caller,
         serving: &Serving,
     ) -> Result<JobRecord, TrainingError> {
-        self.trainers.check()?;
+        // Of a fleet, another host may train.
+        if self.fleet.is_none() {
+            self.trainers.check()?;
+        }
         let tenant = &*caller.tenant;
         if let Some(job) = self.created_before(&order, key, tenant).await? {
             return Ok(job);
         }
-        let mut links = vec![(self.data(&order.training_file, tenant).await?, order::DATA)];
+        let mut data = vec![(self.data(&order.training_file, tenant).await?, order::DATA)];
         if let Some(file) = &order.validation_file {
-            links.push((self.data(file, tenant).await?, order::VALIDATION));
+            data.push((self.data(file, tenant).await?, order::VALIDATION));
         }
         let id = fresh_id("ftjob");
         let short = &id[id.len() - 8..];
@@ -91,39 +138,65 @@ impl Training {
             None => None,
         };
         let replaces = self.stands_for(&name, tenant)?;
-        let _changing = self.changing.lock().await;
-        // The same request may have come twice at once.
-        if let Some(job) = self.created_before(&order, key, tenant).await? {
-            return Ok(job);
+        let mut job = JobRecord::new(id, tenant, order, name, replaces);
+        job.objects = self.provide(&job, data, from.as_ref().map(|(path, _)| path.clone())).await?;
+        let kept = self.keep(&job, key).await;
+        match &kept {
+            Ok(kept) if kept.id == job.id => {}
+            // It may turn out to be kept: what nobody needs is swept at the next start.
+            Err(TrainingError::Database(_)) if self.fleet.is_none() => {}
+            _ => self.forget(&job).await,
         }
-        self.check_quota(tenant)?;
-        files::prepare(self.job_directory(&id), links, from.as_ref().map(|(path, _)| path.clone())).await?;
-        let job = JobRecord {
-            id,
-            tenant: tenant.to_owned(),
-            order,
-            name,
-            replaces,
-            status: Status::Queued,
-            created_at: seconds_since_1970(),
-            started_at: None,
-            finished_at: None,
-            estimated_finish: None,
-            plan: None,
-            step: 0,
-            trained_tokens: 0,
-            loss: None,
-            mark: None,
-            generation: None,
-            result_file: None,
-            error: None,
+        kept
+    }
+
+    /// Keeps a job that has all it needs, unless the same request has created one.
+    async fn keep(&self, job: &JobRecord, key: Option<&[u8]>) -> Result<JobRecord, TrainingError> {
+        let event = EventRecord::now(Level::Info, format!("created fine-tuning job {}", job.id));
+        let limit = self.limits.tenant_jobs;
+        let _changing = self.changing.lock().await;
+        match self.table.add_job(NewJob { job, key, event: &event, limit }).await? {
+            JobAdded::Before(before) if before.order != job.order => Err(TrainingError::KeyReused(before.id)),
+            JobAdded::Before(before) => Ok(*before),
+            JobAdded::TooMany => Err(TrainingError::TooManyJobs(limit)),
+            JobAdded::NoFile(id) => Err(TrainingError::NoFile(id)),
+            JobAdded::Kept => {
+                failpoint::pass("gateway.job_committed");
+                self.live().insert(job.id.clone(), Live::new(job.clone()));
+                self.due.notify_one();
+                Ok(job.clone())
+            }
+        }
+    }
+
+    /// Sees that a job has what it needs wherever it gets its trainer; returns what of it lies in a bucket.
+    async fn provide(
+        &self,
+        job: &JobRecord,
+        data: Vec<(FileRecord, &'static str)>,
+        from: Option<PathBuf>,
+    ) -> Result<Vec<ObjectRecord>, TrainingError> {
+        let Some(fleet) = &self.fleet else {
+            let links = data.into_iter().map(|(file, name)| (self.file_path(&file.id), name)).collect();
+            return files::prepare(self.job_directory(&job.id), links, from).await.map(|()| Vec::new());
         };
-        let created = EventRecord::now(Level::Info, format!("created fine-tuning job {}", job.id));
-        self.registry.database().add_job(&job, key, created).await?;
-        failpoint::pass("gateway.job_committed");
-        self.live().insert(job.id.clone(), Live::new(job.clone()));
-        self.due.notify_one();
-        Ok(job)
+        let mut objects: Vec<_> = data.into_iter().map(|(file, name)| file.object(name)).collect();
+        if let Some(from) = from {
+            objects.extend(fleet.send_all(job, order::FROM, &from).await?);
+        }
+        Ok(objects)
+    }
+
+    /// Removes what was provided for a job that is not kept.
+    async fn forget(&self, job: &JobRecord) {
+        match &self.fleet {
+            None => files::remove(self.job_directory(&job.id)).await,
+            Some(fleet) => {
+                for object in job.objects.iter().filter(|object| file_of(&object.path).is_none()) {
+                    fleet.discard(&object.path).await;
+                }
+            }
+        }
     }
 
     /// The job that the same request with this key has created.
@@ -134,17 +207,17 @@ impl Training {
         tenant: &str,
     ) -> Result<Option<JobRecord>, TrainingError> {
         let Some(key) = key else { return Ok(None) };
-        match self.registry.database().job_of_key(key, tenant).await? {
+        match self.table.job_of_key(key, tenant).await? {
             Some(job) if job.order != *order => Err(TrainingError::KeyReused(job.id)),
             job => Ok(job),
         }
     }
 
-    /// Where the bytes of a file to learn from are.
-    async fn data(&self, id: &str, tenant: &str) -> Result<std::path::PathBuf, TrainingError> {
+    /// A file to learn from.
+    async fn data(&self, id: &str, tenant: &str) -> Result<FileRecord, TrainingError> {
         let file = self.file(id, tenant).await?;
         match file.purpose {
-            Purpose::FineTune => Ok(self.file_path(&file.id)),
+            Purpose::FineTune => Ok(file),
             Purpose::FineTuneResults => Err(TrainingError::WrongPurpose(file.id)),
         }
     }
@@ -160,18 +233,12 @@ impl Training {
         }
     }
 
-    fn check_quota(&self, tenant: &str) -> Result<(), TrainingError> {
-        let jobs = self.live().values().filter(|live| live.job.tenant == tenant).count();
-        let limit = self.limits.tenant_jobs;
-        if jobs < limit { Ok(()) } else { Err(TrainingError::TooManyJobs(limit)) }
-    }
-
     /// Jobs of `tenant`.
     ///
     /// # Errors
     /// The database's.
     pub async fn jobs(&self, tenant: &str, page: &Page) -> Result<Listed<JobRecord>, TrainingError> {
-        Ok(self.registry.database().jobs(tenant, page).await?)
+        Ok(self.table.jobs(tenant, page).await?)
     }
 
     /// What happened to a job.
@@ -185,7 +252,7 @@ impl Training {
         page: &Page,
     ) -> Result<Listed<(i64, EventRecord)>, TrainingError> {
         let job = self.job(id, tenant).await?;
-        Ok(self.registry.database().events(&job.id, page).await?)
+        Ok(self.table.events(&job.id, page).await?)
     }
 
     /// Ends a job without an adapter.
@@ -223,25 +290,29 @@ impl Training {
         let job = self.job(id, tenant).await?;
         let turn = |job: &mut JobRecord| {
             let found = job.status;
+            if job.is_closing {
+                return Err(TrainingError::WrongState { status: "all but done", wanted });
+            }
             if !is_possible(found) {
                 return Err(TrainingError::WrongState { status: found.said(), wanted });
             }
             job.status = status;
             Ok(vec![EventRecord::now(Level::Info, format!("the job was {wanted}"))])
         };
-        let changed = self.change(&job.id, turn).await?;
+        let changed = self.change(&job.id, Author::Caller, turn).await?;
         changed.ok_or(TrainingError::WrongState { status: job.status.said(), wanted })
     }
 
-    /// Changes a job that has not ended, on disk and in memory; `None` if it has. A trainer that works on what is no longer
-    /// wanted is stopped.
+    /// Changes a job that has not ended, on disk and in memory; `None` if it has, or if the worker is here no longer. A trainer
+    /// that works on what is no longer wanted is stopped.
     pub(super) async fn change(
         &self,
         id: &str,
+        author: Author,
         change: impl FnOnce(&mut JobRecord) -> Result<Vec<EventRecord>, TrainingError>,
     ) -> Result<Option<JobRecord>, TrainingError> {
         let turn = self.changing.lock().await;
-        self.change_in(&turn, id, change).await
+        self.change_in(&turn, id, author, change).await
     }
 
     /// The same, for whoever has the turn.
@@ -249,32 +320,63 @@ impl Training {
         &self,
         _turn: &MutexGuard<'_, ()>,
         id: &str,
+        author: Author,
         change: impl FnOnce(&mut JobRecord) -> Result<Vec<EventRecord>, TrainingError>,
     ) -> Result<Option<JobRecord>, TrainingError> {
-        let Some(mut job) = self.live().get(id).map(|live| live.job.clone()) else { return Ok(None) };
-        let events = change(&mut job)?;
-        if job.status.is_final() {
-            job.finished_at = Some(seconds_since_1970());
-            job.estimated_finish = None;
-        }
-        self.registry.database().put_job(&job, &events).await?;
+        let Some((by, unwritten)) = self.hand(id, author) else { return Ok(None) };
+        let written = unwritten.len();
+        let change = |job: &mut JobRecord| {
+            let mut events: Vec<_> =
+                unwritten.into_iter().flat_map(|event| notes::noted(job, event)).collect();
+            events.extend(change(job)?);
+            if job.status.is_final() {
+                job.finished_at = Some(seconds_since_1970());
+                job.estimated_finish = None;
+            }
+            Ok(events)
+        };
+        let Some(job) = self.table.change(id, by, change).await? else {
+            if let By::Holder(fence) = by {
+                self.lose(id, fence);
+            }
+            return Ok(None);
+        };
         self.counters.changed(&job);
+        self.changed(&job, written);
+        Ok(Some(job))
+    }
+
+    /// In whose name a job is changed, and what is to be written of it before; `None` if it is somebody else's to change.
+    fn hand(&self, id: &str, author: Author) -> Option<(By, Vec<Event>)> {
+        if author == Author::Caller || self.fleet.is_none() {
+            return Some((By::Anyone, Vec::new()));
+        }
+        let live = self.live();
+        let found = live.get(id)?;
+        Some((By::Holder(found.hold?.fence), found.unwritten.clone()))
+    }
+
+    /// Takes over a job as it was written, with the first `written` of what its trainer has said.
+    fn changed(&self, job: &JobRecord, written: usize) {
         let mut live = self.live();
-        if let Some(found) = live.get_mut(id) {
-            found.job = job.clone();
+        if let Some(found) = live.get_mut(&job.id) {
+            (found.job, found.known) = (job.clone(), Instant::now());
+            found.unwritten.drain(..written.min(found.unwritten.len()));
             found.stop.send_if_modified(|stop| {
                 let is_unwanted = !job.status.is_due();
                 std::mem::replace(stop, is_unwanted) != is_unwanted
             });
             // Whoever works on it lets go of it first.
             if job.status.is_final() && !found.is_attended {
-                live.remove(id);
-                tokio::spawn(files::remove(self.job_directory(id)));
+                live.remove(&job.id);
+                tokio::spawn(files::remove(self.job_directory(&job.id)));
             }
         }
         drop(live);
         self.due.notify_one();
-        Ok(Some(job))
+        if let Some(fleet) = self.fleet.as_ref().filter(|_| job.status.is_final()) {
+            fleet.litter.notify_one();
+        }
     }
 }
 

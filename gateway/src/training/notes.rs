@@ -42,9 +42,11 @@ pub(super) fn with_problems(message: String, problems: &[(u64, String)]) -> Stri
     if all.is_empty() { message } else { all.join("; ") }
 }
 
-/// A job to which this happened, and what is said of it.
+/// A job to which this happened, and what is said of it. A checkpoint is pending until it is [`confirmed`].
 pub(super) fn noted(job: &mut JobRecord, event: Event) -> Vec<EventRecord> {
-    if !job.status.is_due() {
+    // A trainer that is told to stop ends its step first, and keeps a checkpoint.
+    let is_heard = job.status.is_due() || matches!(event, Event::Step(_) | Event::Checkpoint { .. });
+    if !is_heard || job.status.is_final() {
         return Vec::new();
     }
     match event {
@@ -53,19 +55,22 @@ pub(super) fn noted(job: &mut JobRecord, event: Event) -> Vec<EventRecord> {
                 true => format!("going on after step {}", plan.resumed_step.unwrap_or(0)),
                 false => format!("fine-tuning started: {} examples, {} steps", plan.examples, plan.steps),
             };
-            job.step = plan.resumed_step.unwrap_or(0);
+            let resumed_step = plan.resumed_step.unwrap_or(0);
             // What was made behind the checkpoint is made again.
-            let mark = job.mark.filter(|mark| mark.step == job.step);
-            job.trained_tokens = mark.map_or(0, |mark| mark.trained_tokens);
+            if resumed_step != job.step {
+                let mark = job.mark.filter(|mark| mark.step == resumed_step);
+                job.trained_tokens = mark.map_or(0, |mark| mark.trained_tokens);
+            }
+            job.step = resumed_step;
+            job.pending_marks.clear();
             job.started_at.get_or_insert_with(seconds_since_1970);
             (job.status, job.plan) = (Status::Running, Some(plan));
             vec![EventRecord::now(Level::Info, message)]
         }
         Event::Step(step) => of_step(job, &step),
         Event::Evaluation { step, loss } => {
-            if let Some(mark) = job.mark.as_mut().filter(|mark| mark.step == step) {
-                mark.held_out_loss = Some(loss);
-            }
+            let marks = job.pending_marks.iter_mut().chain(&mut job.mark);
+            marks.filter(|mark| mark.step == step).for_each(|mark| mark.held_out_loss = Some(loss));
             let total_steps = job.plan.as_ref().map_or(0, |plan| plan.steps);
             let metrics = Metrics { step, total_steps, valid_loss: Some(loss), ..Metrics::default() };
             let message = format!("step {step}/{total_steps}: validation loss={loss:.4}");
@@ -73,15 +78,25 @@ pub(super) fn noted(job: &mut JobRecord, event: Event) -> Vec<EventRecord> {
         }
         Event::Checkpoint { step } => {
             let JobRecord { loss, trained_tokens, .. } = *job;
-            job.mark =
-                Some(Mark { step, loss, held_out_loss: None, trained_tokens, at: seconds_since_1970() });
+            let at = seconds_since_1970();
+            job.pending_marks.push(Mark { step, loss, held_out_loss: None, trained_tokens, at });
             vec![EventRecord::now(Level::Info, format!("checkpoint after step {step}"))]
         }
         _ => Vec::new(),
     }
 }
 
+/// The job can go on after `step` now, and no longer after what was before it.
+pub(super) fn confirmed(job: &mut JobRecord, step: u64) {
+    job.mark = job.pending_marks.iter().find(|mark| mark.step == step).copied().or(job.mark);
+    job.pending_marks.retain(|mark| mark.step > step);
+}
+
 fn of_step(job: &mut JobRecord, step: &Step) -> Vec<EventRecord> {
+    if step.step <= job.step {
+        // It has been written, though nobody heard that it was.
+        return Vec::new();
+    }
     let now = seconds_since_1970();
     job.step = step.step;
     job.trained_tokens += step.tokens;

@@ -10,8 +10,10 @@ pub(super) const DATA: &str = "data.jsonl";
 pub(super) const VALIDATION: &str = "validation.jsonl";
 /// The adapter that it goes on from.
 pub(super) const FROM: &str = "from";
-/// Its checkpoint.
-const CHECKPOINT: &str = "checkpoint";
+/// Where its trainer keeps its checkpoint.
+pub(super) const CHECKPOINT: &str = "checkpoint";
+/// Its checkpoint there.
+pub(super) const CHECKPOINT_NAME: &str = "checkpoint/checkpoint.safetensors";
 /// What comes of it.
 pub(super) const ADAPTER: &str = "adapter";
 
@@ -47,5 +49,15 @@ impl JobRecord {
         arguments
             .extend(switches.into_iter().filter(|(_, is_on)| *is_on).map(|(name, _)| format!("--{name}")));
         arguments
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_checkpoint_is_called_as_the_trainer_calls_it() {
+        assert_eq!(CHECKPOINT_NAME, format!("{CHECKPOINT}/{}", training_protocol::CHECKPOINT_FILE));
     }
 }

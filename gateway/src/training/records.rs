@@ -18,8 +18,50 @@ pub struct FileRecord {
     pub purpose: Purpose,
     /// Its length.
     pub bytes: u64,
+    /// The BLAKE3 hash of its bytes, in hexadecimal; empty of a file that came before hashes were kept.
+    #[serde(default)]
+    pub hash: String,
     /// Seconds since 1970.
     pub created_at: u64,
+}
+
+/// What is before a file's id in a fleet's bucket.
+const FILES: &str = "training/files/";
+/// What is before a job's id there.
+const JOBS: &str = "training/jobs/";
+
+impl FileRecord {
+    /// What its bytes are called in a fleet's bucket.
+    #[must_use]
+    pub fn path(&self) -> String {
+        format!("{FILES}{}", self.id)
+    }
+
+    /// Its bytes there, as a job calls them `name`.
+    #[must_use]
+    pub fn object(&self, name: &str) -> ObjectRecord {
+        let (bytes, hash) = (self.bytes, self.hash.clone());
+        ObjectRecord { name: name.to_owned(), path: self.path(), bytes, hash }
+    }
+}
+
+/// The file whose bytes are called so in a fleet's bucket, if they are a file's.
+#[must_use]
+pub fn file_of(path: &str) -> Option<&str> {
+    path.strip_prefix(FILES)
+}
+
+/// Something in a fleet's bucket that a job needs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ObjectRecord {
+    /// What it is called within the job's directory.
+    pub name: String,
+    /// What it is called in the bucket.
+    pub path: String,
+    /// Its length.
+    pub bytes: u64,
+    /// The BLAKE3 hash of its bytes, in hexadecimal.
+    pub hash: String,
 }
 
 /// What a file is for.
@@ -191,12 +233,57 @@ pub struct JobRecord {
     pub loss: Option<f64>,
     /// Where it can go on.
     pub mark: Option<Mark>,
+    /// In a fleet, checkpoints that are there and not yet in the bucket, the oldest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pending_marks: Vec<Mark>,
+    /// In a fleet, what it needs, by the name it has here: data, checkpoint, the adapter to go on from.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub objects: Vec<ObjectRecord>,
+    /// Whether its adapter is being put under its name: nobody can cancel it then.
+    #[serde(default)]
+    pub is_closing: bool,
     /// What came of it: the content hash of the adapter.
     pub generation: Option<String>,
     /// The file of its losses.
     pub result_file: Option<String>,
     /// Why nothing came of it.
     pub error: Option<Failure>,
+}
+
+impl JobRecord {
+    /// A job that waits.
+    #[must_use]
+    pub fn new(id: String, tenant: &str, order: Order, name: String, replaces: Option<String>) -> Self {
+        Self {
+            id,
+            tenant: tenant.to_owned(),
+            order,
+            name,
+            replaces,
+            status: Status::Queued,
+            created_at: crate::clock::seconds_since_1970(),
+            started_at: None,
+            finished_at: None,
+            estimated_finish: None,
+            plan: None,
+            step: 0,
+            trained_tokens: 0,
+            loss: None,
+            mark: None,
+            pending_marks: Vec::new(),
+            objects: Vec::new(),
+            is_closing: false,
+            generation: None,
+            result_file: None,
+            error: None,
+        }
+    }
+
+    /// What something new of it is called in a fleet's bucket: there is nothing else of that name.
+    #[must_use]
+    pub fn fresh_path(&self, name: &str) -> String {
+        format!("{JOBS}{}/{name}-{:016x}", self.id, crate::random::random_u64())
+    }
 }
 
 /// What happened to a job.

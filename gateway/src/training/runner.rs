@@ -1,4 +1,4 @@
-//! Who gets a trainer when, and what comes of it.
+//! Who gets a trainer when, and what it says.
 //!
 //! The trainer service says how many trainers there may be, by refusing more. So jobs are tried one after the other: that
 //! of the tenant who has the fewest trainers, of these the oldest. A trainer that dies is replaced by one that goes on from
@@ -7,7 +7,7 @@
 use std::{
     collections::HashMap,
     io,
-    sync::{Arc, atomic::Ordering::Relaxed},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -22,13 +22,13 @@ use training_protocol::Event;
 
 use super::{
     Training, TrainingError,
-    job::{Live, fail},
+    carrier::Outgoing,
+    ending::Ending,
+    job::{Author, Live},
     notes,
     order::ADAPTER,
-    records::{EventRecord, JobRecord, Level, Method, Status},
-    table::Page,
+    records::{JobRecord, Method},
 };
-use crate::adapters::{AdapterError, LoadRequest, Replace};
 
 /// How long nobody is asked for a trainer after one was refused.
 const WAIT_FOR_PLACE: Duration = Duration::from_secs(2);
@@ -36,30 +36,25 @@ const WAIT_FOR_PLACE: Duration = Duration::from_secs(2);
 const WAIT_FOR_END: Duration = Duration::from_secs(120);
 /// A trainer that says nothing for so long has a place: a refusal comes at once.
 const WAIT_FOR_REFUSAL: Duration = Duration::from_millis(500);
-/// Trainers in a row that may die without a step.
-const MAX_FAILURES: u32 = 5;
 /// Longest line of a trainer, in bytes.
 const MAX_LINE_BYTES: u64 = 1 << 20;
 /// The word for data that only preferences are learned from.
 const PREFERENCES: &str = "preferences";
 
-/// How work on a job ended.
-enum Ending {
-    /// The adapter is there.
-    Done,
-    /// There is no place for a trainer.
-    NoPlace(String),
-    /// The trainer said why there will be no adapter.
-    Failed { message: String, exit: String },
-    /// It was told to stop.
-    Stopped,
-    /// It ended without a word, or never began.
-    Lost(String),
-}
-
 impl Training {
     /// Gives jobs their trainers, until the task is dropped: trainers end with it, at a checkpoint.
     pub async fn run(self: Arc<Self>) {
+        let Some(fleet) = &self.fleet else { return self.assign().await };
+        tokio::join!(
+            self.assign(),
+            self.stay(fleet),
+            self.write(fleet),
+            self.follow(fleet),
+            self.sweep_bucket(fleet)
+        );
+    }
+
+    async fn assign(self: &Arc<Self>) {
         let mut attended = JoinSet::new();
         loop {
             while attended.try_join_next().is_some() {}
@@ -69,7 +64,7 @@ impl Training {
                 continue;
             };
             let (begun, has_place) = oneshot::channel();
-            let training = Arc::clone(&self);
+            let training = Arc::clone(self);
             attended.spawn(async move { training.attend(&id, begun).await });
             if has_place.await == Ok(false) {
                 sleep(WAIT_FOR_PLACE).await;
@@ -85,12 +80,13 @@ impl Training {
         let now = Instant::now();
         let mut live = self.live();
         let mut trainers: HashMap<&str, usize> = HashMap::new();
-        for live in live.values().filter(|live| live.is_attended) {
+        for live in live.values().filter(|live| live.is_attended || live.is_elsewhere) {
             *trainers.entry(&live.job.tenant).or_default() += 1;
         }
         let is_waiting = |live: &&Live| {
-            live.job.status == Status::Queued
+            live.job.status.is_due()
                 && !live.is_attended
+                && !live.is_elsewhere
                 && live.not_before.is_none_or(|time| time <= now)
         };
         let order = |live: &&Live| {
@@ -104,10 +100,21 @@ impl Training {
 
     /// Works on a job to its end, or as far as it gets.
     async fn attend(&self, id: &str, begun: oneshot::Sender<bool>) {
-        let ending = self.work(id, begun).await.unwrap_or_else(|error| Ending::Lost(error.to_string()));
-        if let Err(error) = self.conclude(id, ending).await {
-            tracing::error!(job = id, %error, "what became of a fine-tuning job could not be kept");
-            self.put_off(id);
+        match self.take(id).await {
+            Ok(true) => {
+                let ending =
+                    self.work(id, begun).await.unwrap_or_else(|error| Ending::Lost(error.to_string()));
+                if let Err(error) = self.conclude(id, ending).await {
+                    tracing::error!(job = id, %error, "what became of a fine-tuning job could not be kept");
+                    self.put_off(id);
+                }
+                self.let_go(id).await;
+            }
+            Ok(false) => {}
+            Err(error) => {
+                tracing::debug!(job = id, %error, "a fine-tuning job cannot be worked on now");
+                let _ = begun.send(false);
+            }
         }
         let directory = {
             let mut live = self.live();
@@ -137,15 +144,24 @@ impl Training {
             let _ = begun.send(true);
             return Ok(Ending::Done);
         }
-        let connection = self.trainers.start(&job.arguments(&directory)).await;
-        let connection = match connection {
-            Ok(connection) => connection,
-            Err(error) => {
-                let _ = begun.send(false);
-                return Ok(Ending::NoPlace(error.to_string()));
+        let started = match self.furnish(&job, &directory).await? {
+            Some(ending) => Err(ending),
+            None => {
+                let connection = self.trainers.start(&job.arguments(&directory)).await;
+                connection.map_err(|error| Ending::NoPlace(error.to_string()))
             }
         };
-        self.listen(&job, connection, stop, begun).await
+        let connection = match started {
+            Ok(connection) => connection,
+            Err(ending) => {
+                let _ = begun.send(!matches!(ending, Ending::NoPlace(_)));
+                return Ok(ending);
+            }
+        };
+        let (outgoing, steps) = Outgoing::new(directory);
+        let heard = self.listen(&job, connection, stop, begun, outgoing);
+        let (ending, ()) = tokio::join!(heard, self.carry(&job, steps));
+        ending
     }
 
     /// Hears a trainer to its end, and writes down what it says.
@@ -155,6 +171,7 @@ impl Training {
         connection: UnixStream,
         mut stop: watch::Receiver<bool>,
         begun: oneshot::Sender<bool>,
+        outgoing: Outgoing,
     ) -> Result<Ending, TrainingError> {
         let (id, method) = (job.id.as_str(), job.order.method);
         let (read, mut write) = connection.into_split();
@@ -166,8 +183,7 @@ impl Training {
                 () = told(&mut stop) => {
                     // The end of its stdin tells the trainer to keep a checkpoint and end.
                     let _ = write.shutdown().await;
-                    let rest = async { while matches!(line(&mut lines).await, Ok(Some(_))) {} };
-                    let _ = timeout(WAIT_FOR_END, rest).await;
+                    let _ = timeout(WAIT_FOR_END, self.hear_out(id, &mut lines, &outgoing)).await;
                     return Ok(Ending::Stopped);
                 }
                 () = sleep(WAIT_FOR_REFUSAL), if begun.is_some() => {
@@ -193,7 +209,10 @@ impl Training {
                     return Ok(Ending::Failed { message: notes::with_problems(message, &problems), exit });
                 }
                 Event::Problem { line, message } => problems.push((line, message)),
-                Event::Done(_) => return Ok(Ending::Done),
+                Event::Done(_) => {
+                    outgoing.is_not_needed();
+                    return Ok(Ending::Done);
+                }
                 Event::Plan(plan) if (plan.kind == PREFERENCES) != (method == Method::Dpo) => {
                     let learns = if method == Method::Dpo { PREFERENCES } else { "what should be said" };
                     let message = format!("the method learns from {learns}, and the data are {}", plan.kind);
@@ -201,127 +220,53 @@ impl Training {
                 }
                 event => {
                     has_plan |= matches!(event, Event::Plan(_));
-                    self.note(id, event).await?;
+                    self.note(id, event, &outgoing).await?;
                 }
             }
         }
     }
 
-    /// Writes down what a trainer says.
-    async fn note(&self, id: &str, event: Event) -> Result<(), TrainingError> {
+    /// Hears of the checkpoint that a trainer keeps when it is told to stop.
+    async fn hear_out(
+        &self,
+        id: &str,
+        lines: &mut (impl tokio::io::AsyncBufRead + Unpin),
+        outgoing: &Outgoing,
+    ) {
+        while let Ok(Some(text)) = line(lines).await {
+            let event = training_protocol::parse(&text);
+            if matches!(event, Event::Checkpoint { .. } | Event::Step(_))
+                && let Err(error) = self.note(id, event, outgoing).await
+            {
+                tracing::warn!(job = id, %error, "the last checkpoint of a trainer could not be noted");
+            }
+        }
+    }
+
+    /// Writes down what a trainer says; in a fleet, has it written down.
+    async fn note(&self, id: &str, event: Event, outgoing: &Outgoing) -> Result<(), TrainingError> {
         self.counters.said(&event);
         if let Event::Step(step) = &event
             && let Some(live) = self.live().get_mut(id)
         {
             (live.failures, live.tokens_per_s) = (0, step.tokens_per_second);
         }
-        self.change(id, |job| Ok(notes::noted(job, event))).await.map(drop)
-    }
-
-    /// Writes down how it ended, and puts the adapter under its name if there is one.
-    async fn conclude(&self, id: &str, ending: Ending) -> Result<(), TrainingError> {
-        match ending {
-            Ending::Stopped => {}
-            Ending::NoPlace(why) => {
-                tracing::debug!(job = id, why, "no trainer for a fine-tuning job");
-                self.requeue(id, None).await?;
+        let kept = if let Event::Checkpoint { step } = event { Some(step) } else { None };
+        if let Some(fleet) = &self.fleet {
+            if let Some(found) = self.live().get_mut(id) {
+                found.unwritten.push(event);
             }
-            Ending::Done => self.publish(id).await?,
-            Ending::Failed { message, exit } => {
-                let (code, param) = match exit.as_str() {
-                    "usage" | "not_found" => ("invalid_training_file", Some("training_file")),
-                    _ => ("training_failed", None),
-                };
-                self.change(id, fail(code, message, param)).await?;
-            }
-            Ending::Lost(why) => {
-                self.counters.trainers_lost.fetch_add(1, Relaxed);
-                if self.put_off(id) < MAX_FAILURES {
-                    self.requeue(id, Some(why)).await?;
-                } else {
-                    let message =
-                        format!("{MAX_FAILURES} trainers in a row ended without a step; the last: {why}");
-                    self.change(id, fail("trainer_lost", message, None)).await?;
-                }
-            }
+            fleet.notes.notify_one();
+            return kept.map_or(Ok(()), |step| outgoing.hand_over(step));
         }
-        Ok(())
-    }
-
-    /// Counts a trainer that got nowhere, and lets the next one wait the longer for it.
-    fn put_off(&self, id: &str) -> u32 {
-        let mut live = self.live();
-        let Some(found) = live.get_mut(id) else { return 0 };
-        found.failures += 1;
-        found.not_before =
-            Some(Instant::now() + Duration::from_secs(1) * 2u32.pow(found.failures.min(5) - 1));
-        found.failures
-    }
-
-    /// Lets a job wait for another trainer, unless it is no longer wanted.
-    async fn requeue(&self, id: &str, why: Option<String>) -> Result<(), TrainingError> {
-        let requeued = |job: &mut JobRecord| {
-            if job.status.is_due() {
-                job.status = Status::Queued;
+        let change = |job: &mut JobRecord| {
+            let events = notes::noted(job, event);
+            if let Some(step) = kept {
+                notes::confirmed(job, step);
             }
-            let event =
-                why.map(|why| EventRecord::now(Level::Warn, format!("{why}; another trainer goes on")));
-            Ok(event.into_iter().collect())
+            Ok(events)
         };
-        self.change(id, requeued).await.map(drop)
-    }
-
-    /// Puts the adapter of a job under its name. Nobody can cancel it meanwhile.
-    async fn publish(&self, id: &str) -> Result<(), TrainingError> {
-        let Ok(serving) = self.status.borrow().serving() else {
-            self.put_off(id);
-            return self.requeue(id, None).await;
-        };
-        let turn = self.changing.lock().await;
-        let job = self.live().get(id).map(|live| live.job.clone());
-        let Some(job) = job.filter(|job| job.status.is_due()) else { return Ok(()) };
-        let path = self.job_directory(id).join(ADAPTER);
-        let is_published = |entry: &Arc<crate::adapters::Entry>| entry.record.source == path;
-        let published = self.registry.entries().get(&job.name).cloned().filter(is_published);
-        let request = LoadRequest {
-            name: job.name.clone(),
-            path: path.clone(),
-            replace: job.replaces.clone().map_or(Replace::Never, Replace::Only),
-            tenant: Some(job.tenant.clone()),
-            pinned: None,
-        };
-        let loaded = match published {
-            Some(entry) => Ok(entry),
-            None => self.registry.load_made(request, &serving.base_name).await,
-        };
-        failpoint::pass("gateway.job_published");
-        let entry = match loaded {
-            Ok(entry) => entry,
-            Err(AdapterError::Busy(_) | AdapterError::Residency(_) | AdapterError::Database(_)) => {
-                drop(turn);
-                self.put_off(id);
-                return self.requeue(id, Some("the adapter could not be loaded yet".to_owned())).await;
-            }
-            Err(error) => {
-                let done = fail("publishing_failed", error.to_string(), None);
-                return self.change_in(&turn, id, done).await.map(drop);
-            }
-        };
-        drop(turn);
-        let page = Page { after: None, limit: u32::MAX - 1 };
-        let events = self.registry.database().events(&job.id, &page).await?;
-        let results = notes::table(events.items.iter().rev().filter_map(|(_, event)| event.metrics));
-        let results = self.keep_results(&job.tenant, format!("{}.csv", job.id), &results).await?;
-        let generation = entry.record.generation.to_string();
-        let succeeded = |job: &mut JobRecord| {
-            (job.status, job.generation, job.result_file) =
-                (Status::Succeeded, Some(generation), Some(results));
-            Ok(vec![
-                EventRecord::now(Level::Info, format!("new fine-tuned model created: {}", job.name)),
-                EventRecord::now(Level::Info, "the job has successfully completed"),
-            ])
-        };
-        self.change(id, succeeded).await.map(drop)
+        self.change(id, Author::Worker, change).await.map(drop)
     }
 }
 

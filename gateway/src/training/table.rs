@@ -1,10 +1,27 @@
-//! Files, jobs and events in the registry's database: on disk when a change returns.
+//! Files, jobs and events, durable when a change returns: in the database of this host, or in the PostgreSQL that the hosts of
+//! a fleet share.
+//!
+//! - `host`: rows in this host's SQLite.
+//! - [`shared`]: rows in PostgreSQL, jobs with their holders, and what is to go from the bucket.
+//!
+//! A limit is looked at in the transaction that could break it, so it holds however many ask at once.
+
+mod host;
+pub mod shared;
+
+use std::sync::Arc;
 
 use serde::{Serialize, de::DeserializeOwned};
-use sqlx::{Connection as _, SqliteConnection};
 
-use super::records::{EventRecord, FileRecord, JobRecord};
-use crate::adapters::database::{Database, DatabaseError};
+use self::shared::{SharedTable, leases::Fence};
+use super::{
+    TrainingError, fresh_id,
+    records::{EventRecord, FileRecord, JobRecord},
+};
+use crate::adapters::{
+    Registry,
+    database::{Database, DatabaseError},
+};
 
 /// Part of a list, the newest first.
 #[derive(Debug, Clone, Default)]
@@ -24,23 +41,91 @@ pub struct Listed<T> {
     pub has_more: bool,
 }
 
-impl Database {
-    /// # Errors
-    /// The database's; nothing has changed then.
-    pub async fn put_file(&self, file: &FileRecord) -> Result<(), DatabaseError> {
-        let put = sqlx::query("INSERT INTO files (id, tenant, bytes, record) VALUES (?1, ?2, ?3, ?4)");
-        let bytes = i64::try_from(file.bytes).unwrap_or(i64::MAX);
-        let put = put.bind(&file.id).bind(&file.tenant).bind(bytes).bind(text(file));
-        let mut connection = self.writer().await?;
-        put.execute(&mut *connection).await.map(drop).map_err(DatabaseError::of)
+/// What came of adding a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FileAdded {
+    /// It is kept.
+    Kept,
+    /// With it the tenant's files would have so many bytes, which is too much.
+    TooManyBytes(u64),
+}
+
+/// A job to be added.
+#[derive(Debug, Clone, Copy)]
+pub struct NewJob<'a> {
+    /// As it begins.
+    pub job: &'a JobRecord,
+    /// By this its request is known if it is sent again.
+    pub key: Option<&'a [u8]>,
+    /// What is said of it.
+    pub event: &'a EventRecord,
+    /// Jobs that the tenant may have unfinished.
+    pub limit: usize,
+}
+
+/// What came of adding a job.
+#[derive(Debug, Clone, PartialEq)]
+pub enum JobAdded {
+    /// It is kept.
+    Kept,
+    /// A request with this key has created that one.
+    Before(Box<JobRecord>),
+    /// The tenant has as many as it may.
+    TooMany,
+    /// This file of its data is gone.
+    NoFile(String),
+}
+
+/// Who changes a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum By {
+    /// Anybody who may.
+    Anyone,
+    /// Whoever works on it, as long as nobody else does.
+    Holder(Fence),
+}
+
+/// See the module's description.
+#[derive(Debug, Clone)]
+pub enum Table {
+    /// Of this host alone.
+    Host(Arc<Database>),
+    /// Of all hosts of a fleet.
+    Shared(Arc<SharedTable>),
+}
+
+impl Table {
+    /// That which belongs to a registry.
+    #[must_use]
+    pub fn of(registry: &Registry) -> Self {
+        match registry.shared() {
+            None => Self::Host(Arc::clone(registry.database())),
+            Some((link, _)) => {
+                Self::Shared(Arc::new(SharedTable::new(Arc::clone(link), fresh_id("gateway"))))
+            }
+        }
     }
 
+    /// Keeps a file, unless the tenant's would have more than `limit` bytes then.
+    ///
     /// # Errors
-    /// The database's; nothing has changed then.
-    pub async fn remove_file(&self, id: &str) -> Result<(), DatabaseError> {
-        let mut connection = self.writer().await?;
-        let removed = sqlx::query("DELETE FROM files WHERE id = ?1").bind(id).execute(&mut *connection).await;
-        removed.map(drop).map_err(DatabaseError::of)
+    /// The database's; nothing has changed then, but after [`DatabaseError::Unclear`].
+    pub async fn add_file(&self, file: &FileRecord, limit: Option<u64>) -> Result<FileAdded, DatabaseError> {
+        match self {
+            Self::Host(database) => database.add_file(file, limit).await,
+            Self::Shared(table) => table.add_file(file, limit).await,
+        }
+    }
+
+    /// Forgets the file `id` of `tenant`; returns what it was.
+    ///
+    /// # Errors
+    /// As [`Table::add_file`].
+    pub async fn remove_file(&self, id: &str, tenant: &str) -> Result<Option<FileRecord>, DatabaseError> {
+        match self {
+            Self::Host(database) => database.remove_file(id, tenant).await,
+            Self::Shared(table) => table.remove_file(id, tenant).await,
+        }
     }
 
     /// The file `id` of `tenant`, if there is one.
@@ -48,7 +133,10 @@ impl Database {
     /// # Errors
     /// The database's.
     pub async fn file(&self, id: &str, tenant: &str) -> Result<Option<FileRecord>, DatabaseError> {
-        self.one("SELECT record FROM files WHERE id = ?1 AND tenant = ?2", id, tenant).await
+        match self {
+            Self::Host(database) => database.file(id, tenant).await,
+            Self::Shared(table) => table.file(id, tenant).await,
+        }
     }
 
     /// Files of `tenant`.
@@ -56,70 +144,39 @@ impl Database {
     /// # Errors
     /// The database's.
     pub async fn files(&self, tenant: &str, page: &Page) -> Result<Listed<FileRecord>, DatabaseError> {
-        self.page(
-            "SELECT record FROM files WHERE tenant = ?1 \
-             AND number < COALESCE((SELECT number FROM files WHERE id = ?2), 9223372036854775807) \
-             ORDER BY number DESC LIMIT ?3",
-            tenant,
-            page,
-        )
-        .await
-    }
-
-    /// How many bytes the files of `tenant` have together.
-    ///
-    /// # Errors
-    /// The database's.
-    pub async fn file_bytes(&self, tenant: &str) -> Result<u64, DatabaseError> {
-        let sum = sqlx::query_scalar("SELECT COALESCE(SUM(bytes), 0) FROM files WHERE tenant = ?1");
-        let mut connection = self.writer().await?;
-        let bytes: i64 = sum.bind(tenant).fetch_one(&mut *connection).await.map_err(DatabaseError::of)?;
-        Ok(u64::try_from(bytes).unwrap_or(0))
-    }
-
-    /// The names of all files there are.
-    ///
-    /// # Errors
-    /// The database's.
-    pub async fn file_ids(&self) -> Result<Vec<String>, DatabaseError> {
-        let mut connection = self.writer().await?;
-        let ids = sqlx::query_scalar("SELECT id FROM files").fetch_all(&mut *connection).await;
-        ids.map_err(DatabaseError::of)
-    }
-
-    /// Keeps a new job, with the key by which its request is known if it is sent again.
-    ///
-    /// # Errors
-    /// The database's; nothing has changed then.
-    pub async fn add_job(
-        &self,
-        job: &JobRecord,
-        key: Option<&[u8]>,
-        event: EventRecord,
-    ) -> Result<(), DatabaseError> {
-        let mut connection = self.writer().await?;
-        let mut transaction = connection.begin().await.map_err(DatabaseError::of)?;
-        let add = sqlx::query("INSERT INTO jobs (id, tenant, due, record, key) VALUES (?1, ?2, ?3, ?4, ?5)");
-        let add = add.bind(&job.id).bind(&job.tenant).bind(!job.status.is_final()).bind(text(job)).bind(key);
-        add.execute(&mut *transaction).await.map_err(DatabaseError::of)?;
-        add_event(&mut transaction, &job.id, &event).await.map_err(DatabaseError::of)?;
-        transaction.commit().await.map_err(DatabaseError::of)
-    }
-
-    /// Keeps a job as it is now, with what happened to it.
-    ///
-    /// # Errors
-    /// The database's; nothing has changed then.
-    pub async fn put_job(&self, job: &JobRecord, events: &[EventRecord]) -> Result<(), DatabaseError> {
-        let mut connection = self.writer().await?;
-        let mut transaction = connection.begin().await.map_err(DatabaseError::of)?;
-        let put = sqlx::query("UPDATE jobs SET due = ?2, record = ?3 WHERE id = ?1");
-        let put = put.bind(&job.id).bind(!job.status.is_final()).bind(text(job));
-        put.execute(&mut *transaction).await.map_err(DatabaseError::of)?;
-        for event in events {
-            add_event(&mut transaction, &job.id, event).await.map_err(DatabaseError::of)?;
+        match self {
+            Self::Host(database) => database.files(tenant, page).await,
+            Self::Shared(table) => table.files(tenant, page).await,
         }
-        transaction.commit().await.map_err(DatabaseError::of)
+    }
+
+    /// Keeps a new job, unless its request came before or its tenant has enough.
+    ///
+    /// # Errors
+    /// As [`Table::add_file`].
+    pub async fn add_job(&self, new: NewJob<'_>) -> Result<JobAdded, DatabaseError> {
+        match self {
+            Self::Host(database) => database.add_job(new).await,
+            Self::Shared(table) => table.add_job(new).await,
+        }
+    }
+
+    /// Changes a job that has not ended, and keeps what `change` says of it; `None` if it has ended, or whoever changes it
+    /// does not hold it any more.
+    ///
+    /// # Errors
+    /// As [`Table::add_file`], and what `change` says: then nothing has changed.
+    pub async fn change(
+        &self,
+        id: &str,
+        by: By,
+        change: impl FnOnce(&mut JobRecord) -> Result<Vec<EventRecord>, TrainingError>,
+    ) -> Result<Option<JobRecord>, TrainingError> {
+        match self {
+            // Nobody else works on it.
+            Self::Host(database) => database.change(id, change).await,
+            Self::Shared(table) => table.change(id, by, change).await,
+        }
     }
 
     /// The job `id` of `tenant`, if there is one.
@@ -127,7 +184,10 @@ impl Database {
     /// # Errors
     /// The database's.
     pub async fn job(&self, id: &str, tenant: &str) -> Result<Option<JobRecord>, DatabaseError> {
-        self.one("SELECT record FROM jobs WHERE id = ?1 AND tenant = ?2", id, tenant).await
+        match self {
+            Self::Host(database) => database.job(id, tenant).await,
+            Self::Shared(table) => table.job(id, tenant).await,
+        }
     }
 
     /// The job that a request of `tenant` with this key has created, if there is one.
@@ -135,11 +195,10 @@ impl Database {
     /// # Errors
     /// The database's.
     pub async fn job_of_key(&self, key: &[u8], tenant: &str) -> Result<Option<JobRecord>, DatabaseError> {
-        let row = sqlx::query_scalar("SELECT record FROM jobs WHERE tenant = ?1 AND key = ?2");
-        let mut connection = self.writer().await?;
-        let row = row.bind(tenant).bind(key).fetch_optional(&mut *connection).await;
-        let row: Option<String> = row.map_err(DatabaseError::of)?;
-        row.map(|row| read(&row)).transpose()
+        match self {
+            Self::Host(database) => database.job_of_key(key, tenant).await,
+            Self::Shared(table) => table.job_of_key(key, tenant).await,
+        }
     }
 
     /// Jobs of `tenant`.
@@ -147,14 +206,10 @@ impl Database {
     /// # Errors
     /// The database's.
     pub async fn jobs(&self, tenant: &str, page: &Page) -> Result<Listed<JobRecord>, DatabaseError> {
-        self.page(
-            "SELECT record FROM jobs WHERE tenant = ?1 \
-             AND number < COALESCE((SELECT number FROM jobs WHERE id = ?2), 9223372036854775807) \
-             ORDER BY number DESC LIMIT ?3",
-            tenant,
-            page,
-        )
-        .await
+        match self {
+            Self::Host(database) => database.jobs(tenant, page).await,
+            Self::Shared(table) => table.jobs(tenant, page).await,
+        }
     }
 
     /// Every job that has not ended, in the order in which they were created.
@@ -162,10 +217,10 @@ impl Database {
     /// # Errors
     /// The database's.
     pub async fn unfinished_jobs(&self) -> Result<Vec<JobRecord>, DatabaseError> {
-        let mut connection = self.writer().await?;
-        let rows = sqlx::query_scalar("SELECT record FROM jobs WHERE due ORDER BY number");
-        let rows: Vec<String> = rows.fetch_all(&mut *connection).await.map_err(DatabaseError::of)?;
-        rows.iter().map(|row| read(row)).collect()
+        match self {
+            Self::Host(database) => database.unfinished_jobs().await,
+            Self::Shared(table) => Ok(table.unfinished().await?.into_iter().map(|seen| seen.job).collect()),
+        }
     }
 
     /// What happened to a job, with the number of each event.
@@ -173,50 +228,11 @@ impl Database {
     /// # Errors
     /// The database's.
     pub async fn events(&self, job: &str, page: &Page) -> Result<Listed<(i64, EventRecord)>, DatabaseError> {
-        let rows = sqlx::query_as(
-            "SELECT number, record FROM job_events WHERE job = ?1 AND number < ?2 ORDER BY number DESC LIMIT ?3",
-        );
-        let before = page.after.as_deref().and_then(|number| number.parse().ok()).unwrap_or(i64::MAX);
-        let rows = rows.bind(job).bind(before).bind(i64::from(page.limit) + 1);
-        let mut connection = self.writer().await?;
-        let rows: Vec<(i64, String)> = rows.fetch_all(&mut *connection).await.map_err(DatabaseError::of)?;
-        let items: Result<Vec<_>, _> = rows.iter().map(|(number, row)| Ok((*number, read(row)?))).collect();
-        Ok(cut(items?, page.limit))
+        match self {
+            Self::Host(database) => database.events(job, page).await,
+            Self::Shared(table) => table.events(job, page).await,
+        }
     }
-
-    async fn one<T: DeserializeOwned>(
-        &self,
-        query: &'static str,
-        id: &str,
-        tenant: &str,
-    ) -> Result<Option<T>, DatabaseError> {
-        let mut connection = self.writer().await?;
-        let row = sqlx::query_scalar(query).bind(id).bind(tenant).fetch_optional(&mut *connection).await;
-        let row: Option<String> = row.map_err(DatabaseError::of)?;
-        row.map(|row| read(&row)).transpose()
-    }
-
-    async fn page<T: DeserializeOwned>(
-        &self,
-        query: &'static str,
-        tenant: &str,
-        page: &Page,
-    ) -> Result<Listed<T>, DatabaseError> {
-        let rows = sqlx::query_scalar(query).bind(tenant).bind(&page.after).bind(i64::from(page.limit) + 1);
-        let mut connection = self.writer().await?;
-        let rows: Vec<String> = rows.fetch_all(&mut *connection).await.map_err(DatabaseError::of)?;
-        let items: Result<Vec<_>, _> = rows.iter().map(|row| read(row)).collect();
-        Ok(cut(items?, page.limit))
-    }
-}
-
-async fn add_event(
-    connection: &mut SqliteConnection,
-    job: &str,
-    event: &EventRecord,
-) -> Result<(), sqlx::Error> {
-    let add = sqlx::query("INSERT INTO job_events (job, record) VALUES (?1, ?2)");
-    add.bind(job).bind(text(event)).execute(connection).await.map(drop)
 }
 
 /// One more was asked for than is given: whether it was there says whether there are more.
@@ -226,11 +242,16 @@ fn cut<T>(mut items: Vec<T>, limit: u32) -> Listed<T> {
     Listed { items, has_more }
 }
 
+/// The number of the event that a page lies behind.
+fn before(page: &Page) -> i64 {
+    page.after.as_deref().and_then(|number| number.parse().ok()).unwrap_or(i64::MAX)
+}
+
 fn text(record: &impl Serialize) -> String {
     // Strings, numbers and lists of them.
     serde_json::to_string(record).unwrap_or_default()
 }
 
-fn read<T: DeserializeOwned>(row: &str) -> Result<T, DatabaseError> {
-    serde_json::from_str(row).map_err(|error| DatabaseError::of(sqlx::Error::Decode(error.into())))
+fn read<T: DeserializeOwned>(row: &str) -> Result<T, sqlx::Error> {
+    serde_json::from_str(row).map_err(|error| sqlx::Error::Decode(error.into()))
 }

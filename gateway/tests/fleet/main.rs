@@ -12,5 +12,7 @@ mod servers;
 mod support;
 
 mod files;
+mod jobs;
 mod names;
 mod outages;
+mod stores;

@@ -1,9 +1,12 @@
 //! A gateway that is cut off from PostgreSQL serves what it knows, refuses changes by name, and heals by itself.
 
-use gateway::adapters::{AdapterError, Freshness, Pin, database::DatabaseError};
+use gateway::{
+    adapters::{AdapterError, Freshness, Pin, database::DatabaseError},
+    keys::line_of,
+};
 
 use crate::{
-    servers,
+    servers::{self, postgres::Postgres},
     support::{Host, eventually},
 };
 
@@ -77,4 +80,85 @@ async fn a_change_under_which_postgresql_dies_has_happened_for_all_or_for_none()
             assert_eq!(late.stands_for(&name), None, "nothing was changed");
         }
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gateway_that_starts_without_postgresql_serves_what_its_host_knew_and_hears_the_rest_later() {
+    let Some((postgres, bucket)) = servers::both() else { return };
+    let (one, other) = (Host::new(&postgres, &bucket).await, Host::new(&postgres, &bucket).await);
+    for (name, weights) in [("a", "first"), ("b", "second"), ("gone", "third")] {
+        one.load(name, weights).await.unwrap();
+    }
+    one.registry.pin("b", Pin::Keep).await.unwrap();
+    one.registry.unload("gone", None).await.unwrap();
+    eventually("the other has heard all of it", || other.all() == one.all()).await;
+    // What was heard is kept a moment later.
+    let known = one.all();
+    one.load("last", "fourth").await.unwrap();
+    other.hears(&one, "last").await;
+    one.registry.unload("last", None).await.unwrap();
+    other.hears(&one, "last").await;
+    let directory = other.end().await;
+    postgres.stop();
+    let other = Host::at(directory, &postgres, &bucket, 1 << 30).await.unwrap();
+    let told = freshness(&other);
+    assert!(told.fault.is_some(), "{told:?}");
+    let mut there = other.all();
+    there.retain(|(name, ..)| name != "last");
+    assert_eq!(there, known);
+    other.ask("a").await.expect("its files come from the bucket");
+    assert_eq!(other.loaded().as_deref(), Some("first"));
+    assert!(matches!(
+        other.load("c", "fifth").await,
+        Err(AdapterError::Database(DatabaseError::Unreachable { .. }))
+    ));
+    let empty = Host::at(tempfile::tempdir().unwrap(), &postgres, &bucket, 1 << 30).await;
+    assert!(empty.is_err(), "who never saw the registry would say that there is nothing");
+    postgres.restart();
+    eventually("both have it back", || [&one, &other].iter().all(|host| freshness(host).fault.is_none()))
+        .await;
+    one.load("c", "fifth").await.unwrap();
+    other.hears(&one, "c").await;
+    eventually("they agree", || other.all() == one.all()).await;
+}
+
+/// `gateway registry keys` with these arguments; what it prints.
+fn keys(postgres: &Postgres, arguments: &[&str]) -> String {
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_gateway"));
+    let output = command.args(["registry", "keys", "--registry", &postgres.url()]).args(arguments).output();
+    let output = output.unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn api_keys_of_the_registry_come_to_every_host_and_go_again() {
+    let Some((postgres, bucket)) = servers::both() else { return };
+    let (alice, bob) = (line_of("user", "alice", "hb-a"), line_of("admin", "bob", "hb-b"));
+    let (alice, bob) = (alice.trim(), bob.trim());
+    let first = tokio::task::block_in_place(|| keys(&postgres, &["--add", alice]));
+    assert_eq!(first.trim(), alice);
+    let (one, other) = (Host::new(&postgres, &bucket).await, Host::new(&postgres, &bucket).await);
+    let held = |host: &Host| {
+        let text = std::fs::read_to_string(host.directory.path().join("api-keys")).unwrap_or_default();
+        text.lines().filter(|line| !line.starts_with('#')).map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(
+        (held(&one), held(&other)),
+        (vec![alice.to_owned()], vec![alice.to_owned()]),
+        "from the start"
+    );
+    tokio::task::block_in_place(|| keys(&postgres, &["--add", bob]));
+    eventually("both hosts have the second", || [&one, &other].iter().all(|host| held(host) == [alice, bob]))
+        .await;
+    one.load("a", "an adapter").await.unwrap();
+    other.hears(&one, "a").await;
+    let hash = alice.rsplit(':').next().unwrap();
+    let left = tokio::task::block_in_place(|| keys(&postgres, &["--revoke", hash]));
+    assert_eq!(left.trim(), bob);
+    eventually("the first is revoked everywhere", || [&one, &other].iter().all(|host| held(host) == [bob]))
+        .await;
+    postgres.stop();
+    eventually("it is noticed", || freshness(&one).fault.is_some()).await;
+    assert_eq!(held(&one), [bob], "keys stay while nobody can be asked");
 }

@@ -4,8 +4,8 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use gateway::{
     adapters::{
-        AdapterError, BucketAddress, Entry, Fleet, LoadRequest, Options, PostgresAddress, Registry, Replace,
-        ResidencyError,
+        AdapterError, BucketAddress, Entry, Fleet, LoadRequest, OpenError, Options, PostgresAddress,
+        Registry, Replace, ResidencyError,
     },
     caller::{Caller, Role},
     executor::{Common, Door, Executor, ExecutorLimits, link::Link},
@@ -42,7 +42,7 @@ impl Host {
 
     /// The same, with room for so many bytes of the bucket's files.
     pub(crate) async fn with_cache(postgres: &Postgres, bucket: &Bucket, cache_bytes: u64) -> Self {
-        Self::at(tempfile::tempdir().unwrap(), postgres, bucket, cache_bytes).await
+        Self::at(tempfile::tempdir().unwrap(), postgres, bucket, cache_bytes).await.unwrap()
     }
 
     /// A host with what is in `directory`.
@@ -51,7 +51,26 @@ impl Host {
         postgres: &Postgres,
         bucket: &Bucket,
         cache_bytes: u64,
-    ) -> Self {
+    ) -> Result<Self, OpenError> {
+        let key_file = Some(directory.path().join("api-keys"));
+        let fleet = Fleet { key_file, ..fleet(postgres, bucket, cache_bytes) };
+        Self::of(directory, Some(fleet)).await
+    }
+
+    /// A host whose files are in a directory that all hosts have.
+    pub(crate) async fn beside(postgres: &Postgres, shared: &std::path::Path) -> Self {
+        let store = BucketAddress::parse(&format!("file://{}", shared.display()), []).unwrap();
+        let registry = PostgresAddress::parse(&postgres.url()).unwrap();
+        let fleet = Fleet { registry, store, cache_bytes: 1 << 30, key_file: None };
+        Self::of(tempfile::tempdir().unwrap(), Some(fleet)).await.unwrap()
+    }
+
+    /// A host that shares nothing.
+    pub(crate) async fn alone() -> Self {
+        Self::of(tempfile::tempdir().unwrap(), None).await.unwrap()
+    }
+
+    async fn of(directory: TempDir, fleet: Option<Fleet>) -> Result<Self, OpenError> {
         let path = directory.path();
         std::fs::create_dir_all(path.join("root")).unwrap();
         let fake = FakeExecutor::start(&path.join("socket"), ROOM, Duration::ZERO).await;
@@ -64,14 +83,24 @@ impl Host {
             adapter_root: path.join("root").canonicalize().unwrap(),
             max_adapters: 2000,
             max_adapter_file_bytes: 64 << 20,
-            fleet: Some(fleet(postgres, bucket, cache_bytes)),
+            fleet,
         };
-        let registry = Registry::open(executors, options).await.unwrap();
+        let registry = Registry::open(executors, options).await?;
         let mut link = executor.link();
         let up = link.wait_for(|link| matches!(link, Link::Up { .. }));
         drop(tokio::time::timeout(WATCHDOG, up).await.expect("a connection").unwrap());
         assert!(registry.restore(0, &[], BASE).await);
-        Self { directory, fake, registry }
+        Ok(Self { directory, fake, registry })
+    }
+
+    /// Ends it, as a restart does; returns what its disk has.
+    pub(crate) async fn end(self) -> TempDir {
+        let Self { directory, fake, registry } = self;
+        drop(fake);
+        let held = Arc::downgrade(&registry);
+        drop(registry);
+        eventually("nobody holds the registry", || held.strong_count() == 0).await;
+        directory
     }
 
     /// Registers an adapter, whatever had its name.
@@ -136,6 +165,7 @@ pub(crate) fn fleet(postgres: &Postgres, bucket: &Bucket, cache_bytes: u64) -> F
         registry: PostgresAddress::parse(&postgres.url()).unwrap(),
         store: BucketAddress::parse(&bucket.url(), bucket.variables()).unwrap(),
         cache_bytes,
+        key_file: None,
     }
 }
 

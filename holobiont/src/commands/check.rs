@@ -72,7 +72,9 @@ pub(crate) fn deployment(config: &Config, home: &Home) -> Vec<Finding> {
     findings.extend(executors::together(&members, &splits));
     findings.extend(executors::elsewhere(config));
     findings.extend(config.adapters.iter().map(|(name, path)| adapter(name, path)));
-    if let Some(path) = &config.gateway.api_key_file {
+    if let Some(path) = &config.gateway.api_key_file
+        && (config.gateway.shared_keys != Some(true) || path.exists())
+    {
         findings.push(doors::keys("[gateway] api_key_file", path));
     }
     findings.extend(doors::classes(config));

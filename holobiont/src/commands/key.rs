@@ -1,16 +1,19 @@
-//! `holobiont key`: who may ask. The file holds hashes; a key itself is shown once, when it is made.
+//! `holobiont key`: who may ask. The file, or the registry of many hosts, holds hashes; a key itself is shown once, when it is
+//! made.
 
-use std::{io, num::NonZeroU32, path::PathBuf, sync::Arc};
+mod place;
+
+use std::{io, num::NonZeroU32, sync::Arc};
 
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use keys::{Draft, Key, KeyFileError, KeyHash, Role, tenant_name};
+use keys::{Key, KeyHash, Role, tenant_name};
 use serde_json::json;
 
+use self::place::{Place, PlaceArguments, PlaceError};
 use crate::{
-    deployment::config::{Config, ConfigError},
+    deployment::config::ConfigError,
     exit::{Exit, Explain},
-    home::Home,
     terminal::{Format, Terminal, table::table},
 };
 
@@ -26,20 +29,9 @@ pub(crate) enum KeyCommand {
     /// Makes a key and prints it, once
     Add(AddArguments),
     /// Lists keys by name, role and id
-    Ls(FileArguments),
+    Ls(PlaceArguments),
     /// Revokes the keys of a name, or one of them
     Rm(RmArguments),
-}
-
-/// Which key file.
-#[derive(Debug, clap::Args)]
-pub(crate) struct FileArguments {
-    /// The key file [default: [gateway].api_key_file, else api-keys in the state directory]
-    #[arg(long, value_name = "FILE")]
-    file: Option<PathBuf>,
-    /// Deployment file, for its key file
-    #[arg(long, value_name = "FILE")]
-    config: Option<PathBuf>,
 }
 
 /// Arguments of `key add`.
@@ -55,7 +47,7 @@ pub(crate) struct AddArguments {
     #[arg(long, value_name = "N")]
     requests_per_min: Option<u32>,
     #[command(flatten)]
-    file: FileArguments,
+    place: PlaceArguments,
 }
 
 /// Arguments of `key rm`.
@@ -67,7 +59,7 @@ pub(crate) struct RmArguments {
     /// One of its keys, as `holobiont key ls` shows it
     id: Option<String>,
     #[command(flatten)]
-    file: FileArguments,
+    place: PlaceArguments,
 }
 
 /// Why keys were not changed or shown.
@@ -76,14 +68,14 @@ pub(crate) enum KeyError {
     /// The configuration is wrong.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The key file cannot be used.
+    /// They cannot be read or changed.
     #[error(transparent)]
-    File(#[from] KeyFileError),
+    Place(#[from] PlaceError),
     /// No such key.
-    #[error("{file} holds no key of {name}{}", id.as_ref().map(|id| format!(" with the id {id}")).unwrap_or_default())]
+    #[error("{place} holds no key of {name}{}", id.as_ref().map(|id| format!(" with the id {id}")).unwrap_or_default())]
     Unknown {
-        /// The key file.
-        file: PathBuf,
+        /// Where it was looked for.
+        place: Place,
         /// The tenant.
         name: Arc<str>,
         /// The id, if one was named.
@@ -101,7 +93,7 @@ impl Explain for KeyError {
     fn exit(&self) -> Exit {
         match self {
             Self::Config(error) => error.exit(),
-            Self::File(error) => error.exit(),
+            Self::Place(error) => error.exit(),
             Self::Unknown { .. } => Exit::NotFound,
             Self::Random(_) | Self::Declined => Exit::Failed,
         }
@@ -110,8 +102,9 @@ impl Explain for KeyError {
     fn next(&self) -> Option<String> {
         match self {
             Self::Config(error) => error.next(),
+            Self::Place(error) => error.next(),
             Self::Unknown { .. } => Some("holobiont key ls".into()),
-            Self::File(_) | Self::Random(_) | Self::Declined => None,
+            Self::Random(_) | Self::Declined => None,
         }
     }
 }
@@ -139,19 +132,8 @@ pub(crate) fn run(command: &KeyCommand, terminal: Terminal) -> Result<(), KeyErr
     }
 }
 
-impl FileArguments {
-    fn path(&self) -> Result<PathBuf, ConfigError> {
-        if let Some(file) = &self.file {
-            return Ok(file.clone());
-        }
-        let config = Config::layered(Config::default(), self.config.as_deref())?;
-        let state = || config.deployment.state.unwrap_or_else(|| Home::from_environment().state());
-        Ok(config.gateway.api_key_file.unwrap_or_else(|| state().join("api-keys")))
-    }
-}
-
 fn add(arguments: &AddArguments, terminal: Terminal) -> Result<(), KeyError> {
-    let path = arguments.file.path()?;
+    let place = arguments.place.place()?;
     let key = new_key().map_err(KeyError::Random)?;
     let hash = KeyHash::of(key.as_bytes());
     let entry = Key {
@@ -160,35 +142,37 @@ fn add(arguments: &AddArguments, terminal: Terminal) -> Result<(), KeyError> {
         hash,
         requests_per_min: arguments.requests_per_min.map(NonZeroU32::new),
     };
-    Draft::edit(&path, |draft| draft.push(entry))?;
+    place.add(entry)?;
     match terminal.format {
         Format::Json => {
             let (name, role) = (&*arguments.name, arguments.role.name());
-            terminal.print(json!({"key": key, "name": name, "role": role, "id": hash.id(), "file": path}));
+            terminal.print(
+                json!({"key": key, "name": name, "role": role, "id": hash.id(), "file": place.to_string()}),
+            );
         }
         Format::Human => terminal.print(key),
     }
     terminal.note(format_args!(
-        "{} may ask as {} with it; it is not shown again. A gateway with --api-key-file {} knows it within a second.",
+        "{} may ask as {} with it; it is not shown again. {} it within a second.",
         arguments.name,
         arguments.role.name(),
-        path.display()
+        place.known_to()
     ));
     Ok(())
 }
 
-fn list(arguments: &FileArguments, terminal: Terminal) -> Result<(), KeyError> {
-    let file = Draft::read(&arguments.path()?)?;
+fn list(arguments: &PlaceArguments, terminal: Terminal) -> Result<(), KeyError> {
+    let keys = arguments.place()?.keys()?;
     let limit_of = |key: &Key| key.requests_per_min.map(|limit| limit.map_or(0, NonZeroU32::get));
     if terminal.format == Format::Json {
-        let keys = file.keys().map(|key| {
+        let keys = keys.iter().map(|key| {
             let (name, limit) = (&*key.tenant, limit_of(key));
             json!({"name": name, "role": key.role.name(), "id": key.hash.id(), "requests_per_min": limit})
         });
         terminal.print(json!(keys.collect::<Vec<_>>()));
         return Ok(());
     }
-    let rows = file.keys().map(|key| {
+    let rows = keys.iter().map(|key| {
         let limit = limit_of(key).map_or_else(|| "-".into(), |limit| limit.to_string());
         [key.tenant.to_string(), key.role.name().into(), key.hash.id(), limit]
     });
@@ -197,7 +181,7 @@ fn list(arguments: &FileArguments, terminal: Terminal) -> Result<(), KeyError> {
 }
 
 fn remove(arguments: &RmArguments, terminal: Terminal) -> Result<(), KeyError> {
-    let path = arguments.file.path()?;
+    let place = arguments.place.place()?;
     let which = arguments.id.as_deref().map_or_else(String::new, |id| format!(" {id}"));
     if !terminal.confirm(&format!("revoke the keys of {}{which}?", arguments.name)) {
         return Err(KeyError::Declined);
@@ -205,13 +189,12 @@ fn remove(arguments: &RmArguments, terminal: Terminal) -> Result<(), KeyError> {
     let is_meant = |key: &Key| {
         key.tenant == arguments.name && arguments.id.as_ref().is_none_or(|id| key.hash.id() == *id)
     };
-    // A file without such a key is not written again.
-    let unknown =
-        || KeyError::Unknown { file: path.clone(), name: arguments.name.clone(), id: arguments.id.clone() };
-    if !Draft::read(&path)?.keys().any(is_meant) {
-        return Err(unknown());
+    let meant: Vec<_> = place.keys()?.into_iter().filter(is_meant).collect();
+    if meant.is_empty() {
+        // Where there is none nothing is written.
+        return Err(KeyError::Unknown { place, name: arguments.name.clone(), id: arguments.id.clone() });
     }
-    let revoked = Draft::edit(&path, |draft| draft.remove(is_meant))?;
+    let revoked = place.revoke(&meant)?;
     match terminal.format {
         Format::Json => terminal.print(json!({"revoked": revoked})),
         Format::Human => {

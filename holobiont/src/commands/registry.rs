@@ -1,5 +1,5 @@
-//! `holobiont registry`: a registry copied from one host to what many hosts share, or back. The gateway's program does it, which
-//! can reach both.
+//! `holobiont registry`: a registry copied from one host to what many hosts share, or back, and what no adapter of it is of. The
+//! gateway's program does it, which can reach both.
 
 use std::{ffi::OsString, io, os::unix::process::CommandExt as _, path::PathBuf, process::Command};
 
@@ -9,7 +9,7 @@ use crate::{
 };
 
 /// The program that can.
-const GATEWAY: &str = "gateway";
+pub(super) const GATEWAY: &str = "gateway";
 
 /// Commands about registries.
 #[derive(Debug, clap::Subcommand)]
@@ -26,9 +26,24 @@ pub(crate) enum RegistryCommand {
         #[arg(long, value_name = "URL")]
         store: OsString,
     },
+    /// Removes what lies in the bucket of adapters that are registered no more
+    Sweep {
+        /// The registry, as postgres://USER@HOST/DATABASE
+        #[arg(long, value_name = "URL")]
+        registry: OsString,
+        /// The bucket, as s3://BUCKET/PREFIX
+        #[arg(long, value_name = "URL")]
+        store: OsString,
+        /// Hours since it was written, at least
+        #[arg(long, value_name = "HOURS", default_value_t = 24)]
+        older_than_hours: u64,
+        /// Counts it and removes nothing
+        #[arg(long)]
+        dry_run: bool,
+    },
 }
 
-/// Why nothing was copied.
+/// Why nothing was done.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RegistryError {
     /// The program is not there.
@@ -59,10 +74,19 @@ impl Explain for RegistryError {
 
 /// Becomes the gateway's program: returns only if that cannot be.
 pub(crate) fn run(command: &RegistryCommand) -> Result<(), RegistryError> {
-    let RegistryCommand::Move { from, to, store } = command;
     let program = sibling::find(GATEWAY).ok_or(RegistryError::NoGateway)?;
     let mut gateway = Command::new(&program);
-    gateway.args(["registry", "move", "--from"]).arg(from).arg("--to").arg(to).arg("--store").arg(store);
+    gateway.arg("registry");
+    match command {
+        RegistryCommand::Move { from, to, store } => {
+            gateway.args(["move", "--from"]).arg(from).arg("--to").arg(to).arg("--store").arg(store);
+        }
+        RegistryCommand::Sweep { registry, store, older_than_hours, dry_run } => {
+            gateway.args(["sweep", "--registry"]).arg(registry).arg("--store").arg(store);
+            gateway.args(["--older-than-hours", &older_than_hours.to_string()]);
+            gateway.args(dry_run.then_some("--dry-run"));
+        }
+    }
     let source = gateway.exec();
     Err(RegistryError::Run { program, source })
 }

@@ -78,18 +78,30 @@ impl Bucket {
         self.put(&format!("/adapters/{content}/{name}"), bytes).expect("moto takes it");
     }
 
+    /// What is in it, by name.
+    #[must_use]
+    pub fn names(&self) -> Vec<String> {
+        let listed = self.ask("GET", "?list-type=2", b"").expect("moto lists it");
+        let keys = listed.split("<Key>").skip(1);
+        keys.map(|rest| rest.split("</Key>").next().unwrap_or_default().to_owned()).collect()
+    }
+
     fn put(&self, path: &str, body: &[u8]) -> std::io::Result<()> {
+        self.ask("PUT", path, body).map(drop)
+    }
+
+    fn ask(&self, method: &str, path: &str, body: &[u8]) -> std::io::Result<String> {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port))?;
         let length = body.len();
         write!(
             stream,
-            "PUT /{NAME}{path} HTTP/1.1\r\nHost: s3\r\n{AUTHORIZATION}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n"
+            "{method} /{NAME}{path} HTTP/1.1\r\nHost: s3\r\n{AUTHORIZATION}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n"
         )?;
         stream.write_all(body)?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer)?;
         match answer.starts_with("HTTP/1.1 200") {
-            true => Ok(()),
+            true => Ok(answer),
             false => Err(std::io::Error::other(answer)),
         }
     }

@@ -6,6 +6,7 @@
 //! another now, one that has lost what was committed last.
 
 use std::{
+    path::{Path, PathBuf},
     sync::{
         Arc, Mutex, Weak,
         atomic::{AtomicU64, Ordering},
@@ -14,29 +15,34 @@ use std::{
 };
 
 use sqlx::{
-    Acquire as _, PgPool,
+    Acquire as _, PgConnection, PgPool,
     postgres::{PgListener, PgPoolOptions},
 };
 use tokio::time::{sleep, timeout};
 
+pub(crate) use super::postgres::Broken;
 use super::{
     Changes,
     address::PostgresAddress,
-    postgres::{self, Broken, CHANNEL},
+    mirror::{Known, Mirror},
+    postgres::{self, CHANNEL},
 };
 use crate::{
-    adapters::database::{DatabaseError, Record},
+    adapters::{
+        database::{DatabaseError, Record},
+        store::ContentId,
+    },
     lock::lock,
 };
 
 /// How long the server may take for one thing that is asked of it.
-const PATIENCE: Duration = Duration::from_secs(5);
+pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 /// How often the number of the last change is looked at when nothing is heard.
 const LOOK: Duration = Duration::from_secs(1);
 /// Between a connection that was lost and the next.
 const PAUSE: Duration = Duration::from_millis(200);
-/// Connections of one gateway: one listens, the others change something.
-const MAX_CONNECTIONS: u32 = 4;
+/// Connections of one gateway: two listen, the others change something.
+const MAX_CONNECTIONS: u32 = 8;
 
 /// Who is told what was read.
 pub(in crate::adapters) trait Reader: Send + Sync + 'static {
@@ -57,13 +63,15 @@ pub struct Freshness {
 
 /// A registry of many hosts.
 #[derive(Debug)]
-pub(in crate::adapters) struct Shared {
+pub(crate) struct Shared {
     address: PostgresAddress,
     /// The connections there are; none as long as it cannot be reached.
     session: Mutex<Option<PgPool>>,
     heard: Mutex<(Instant, Option<String>)>,
     /// Number of the last change that was made here.
     own: AtomicU64,
+    /// What is kept here of it; nothing by who only looks at it.
+    mirror: Option<Mirror>,
 }
 
 impl Shared {
@@ -73,24 +81,69 @@ impl Shared {
     /// If it cannot be reached, or a later version made the tables.
     pub(in crate::adapters) async fn open(
         address: PostgresAddress,
-    ) -> Result<(Self, Changes), DatabaseError> {
-        let shared = Self::at(address);
-        let pool = shared.pool();
-        let mut connection = shared.within(pool.acquire()).await?;
-        shared.within(postgres::migrate(&mut connection)).await?.map_err(|newer| DatabaseError::Foreign {
-            address: shared.address.to_string(),
-            reason: format!("it has layout {}, this version knows up to {}", newer.found, newer.known),
-            next: "start the version that made it",
-        })?;
-        let changes = shared.within(postgres::read(&mut connection, None)).await?;
-        drop(connection);
-        *lock(&shared.session) = Some(pool);
-        Ok((shared, changes))
+    ) -> Result<(Self, Vec<Record>), DatabaseError> {
+        let shared = Self::at(address, None);
+        let records = shared.connect().await?;
+        Ok((shared, records))
     }
 
-    fn at(address: PostgresAddress) -> Self {
+    /// The same for a gateway, whose host keeps a part of it in `state`. What is kept there is returned as long as the
+    /// registry cannot be reached, and API keys are brought to `key_file`, if it is given.
+    ///
+    /// # Errors
+    /// If it cannot be reached and nothing is kept here, or a later version made the tables.
+    pub(in crate::adapters) async fn open_kept(
+        address: PostgresAddress,
+        state: &Path,
+        key_file: Option<PathBuf>,
+    ) -> Result<(Self, Vec<Record>), DatabaseError> {
+        let (mirror, known) = Mirror::open(state, &address, key_file).await?;
+        let shared = Self::at(address, Some(mirror));
+        let records = match (shared.connect().await, known) {
+            (Err(error @ DatabaseError::Unreachable { .. }), Some(Known { records, age })) => {
+                // Since the machine began, at most.
+                let heard = Instant::now().checked_sub(age).unwrap_or_else(Instant::now);
+                lock(&shared.heard).0 = heard;
+                shared.lost(&error);
+                records
+            }
+            (records, _) => records?,
+        };
+        Ok((shared, records))
+    }
+
+    pub(super) fn at(address: PostgresAddress, mirror: Option<Mirror>) -> Self {
         let heard = Mutex::new((Instant::now(), None));
-        Self { address, session: Mutex::default(), heard, own: AtomicU64::new(0) }
+        Self { address, session: Mutex::default(), heard, own: AtomicU64::new(0), mirror }
+    }
+
+    async fn connect(&self) -> Result<Vec<Record>, DatabaseError> {
+        let pool = self.pool();
+        let mut connection = self.within(pool.acquire()).await?;
+        self.migrate(&mut connection).await?;
+        let changes = self.within(postgres::read(&mut connection, None)).await?;
+        self.keep(&mut connection, &changes).await?;
+        drop(connection);
+        *lock(&self.session) = Some(pool);
+        Ok(changes.records.into_iter().filter_map(|(_, record)| record).collect())
+    }
+
+    async fn migrate(&self, connection: &mut PgConnection) -> Result<(), DatabaseError> {
+        self.within(postgres::migrate(connection)).await?.map_err(|newer| DatabaseError::Foreign {
+            address: self.address.to_string(),
+            reason: format!("it has layout {}, this version knows up to {}", newer.found, newer.known),
+            next: "start the version that made it",
+        })
+    }
+
+    /// Keeps here what was read, and the API keys that there are now.
+    async fn keep(&self, connection: &mut PgConnection, changes: &Changes) -> Result<(), DatabaseError> {
+        let Some(mirror) = &self.mirror else { return Ok(()) };
+        mirror.keep(changes).await;
+        if mirror.wants_keys() {
+            mirror.keep_keys(self.within(postgres::keys(connection)).await?).await;
+        }
+        Ok(())
     }
 
     /// How old what is known is.
@@ -133,18 +186,43 @@ impl Shared {
         self.within(postgres::set_used(&pool, used)).await
     }
 
+    /// Does `work`, unless an adapter of `content` is registered; no change is committed meanwhile.
+    pub(super) async fn unless_registered<T>(
+        &self,
+        content: ContentId,
+        work: impl Future<Output = T>,
+    ) -> Result<Option<T>, DatabaseError> {
+        let held = self.done(postgres::hold(&self.session()?, content)).await?;
+        let Some(held) = held else { return Ok(None) };
+        let done = work.await;
+        // Nothing was changed.
+        self.within(held.rollback()).await?;
+        Ok(Some(done))
+    }
+
     /// Registers many adapters where there is none.
     pub(super) async fn fill(&self, records: &[Record]) -> Result<(), DatabaseError> {
         let pool = self.session()?;
         postgres::put_all(&pool, records).await.map_err(|broken| self.broken(broken))
     }
 
-    fn pool(&self) -> PgPool {
+    /// How many fine-tuning jobs have not ended.
+    pub(super) async fn count_unfinished_jobs(&self) -> Result<u64, DatabaseError> {
+        let pool = self.session()?;
+        let count = sqlx::query_scalar("SELECT COUNT(*) FROM holobiont_jobs WHERE due").fetch_one(&pool);
+        self.within(count).await.map(i64::cast_unsigned)
+    }
+
+    pub(super) fn pool(&self) -> PgPool {
         let options = PgPoolOptions::new().max_connections(MAX_CONNECTIONS).acquire_timeout(PATIENCE);
         options.connect_lazy_with(self.address.options().clone())
     }
 
-    fn session(&self) -> Result<PgPool, DatabaseError> {
+    /// The connections there are.
+    ///
+    /// # Errors
+    /// If it cannot be reached now.
+    pub(crate) fn session(&self) -> Result<PgPool, DatabaseError> {
         let session = lock(&self.session).clone();
         session.ok_or_else(|| {
             let freshness = self.freshness();
@@ -154,7 +232,7 @@ impl Shared {
     }
 
     /// What comes of reading, or of what does no harm if it happens twice.
-    async fn within<T>(
+    pub(crate) async fn within<T>(
         &self,
         asked: impl Future<Output = Result<T, sqlx::Error>>,
     ) -> Result<T, DatabaseError> {
@@ -164,8 +242,19 @@ impl Shared {
         }
     }
 
+    /// What comes of a change that knows itself what it has changed.
+    pub(crate) async fn done<T>(
+        &self,
+        change: impl Future<Output = Result<T, Broken>>,
+    ) -> Result<T, DatabaseError> {
+        match timeout(PATIENCE, change).await {
+            Ok(done) => done.map_err(|broken| self.broken(broken)),
+            Err(_) => Err(self.unclear("it does not answer".to_owned())),
+        }
+    }
+
     /// What came of a change of `name`.
-    fn settled(
+    pub(super) fn settled(
         &self,
         name: &str,
         done: Result<Result<Option<u64>, Broken>, tokio::time::error::Elapsed>,
@@ -235,11 +324,16 @@ impl Shared {
         self.within(listener.listen(CHANNEL)).await?;
         // What was numbered by another server means nothing to this one.
         self.own.store(0, Ordering::SeqCst);
+        // The tables may be those of another server now, or of an older version.
+        self.migrate(self.within(listener.acquire()).await?).await?;
         let mut last = None;
         loop {
             let connection = self.within(listener.acquire()).await?;
             let changes = self.within(postgres::read(connection, last)).await?;
             let number = changes.number;
+            if last != Some(number) {
+                self.keep(connection, &changes).await?;
+            }
             let Some(taken) = reader.upgrade().map(|reader| reader.take_over(changes)) else { return Ok(()) };
             if taken {
                 last = Some(number);
@@ -272,17 +366,6 @@ impl Shared {
             Err(_) => Ok(()),
         }
     }
-}
-
-/// How many adapters are registered there; `None` if there is no registry yet. Nothing is changed.
-///
-/// # Errors
-/// If it cannot be reached or read.
-pub(crate) async fn look(address: &PostgresAddress) -> Result<Option<u64>, DatabaseError> {
-    let shared = Shared::at(address.clone());
-    let pool = shared.pool();
-    let mut connection = shared.within(pool.acquire()).await?;
-    shared.within(postgres::count(&mut connection)).await
 }
 
 /// The server's code for a full disk.

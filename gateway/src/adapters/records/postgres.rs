@@ -12,7 +12,7 @@ use sqlx::{
     postgres::{PgQueryResult, PgRow},
 };
 
-use super::{Changes, Scope};
+use super::{Changes, Scope, layout::MIGRATIONS};
 use crate::adapters::{
     database::{Record, signed},
     store::ContentId,
@@ -27,36 +27,19 @@ const KEPT_CHANGES: i64 = 10_000;
 /// Held while the layout is made: the first gateways of a fleet start together.
 const LAYOUT_LOCK: i64 = 0x686f_6c6f_6269_6f6e;
 
-/// Steps from nothing to the layout of today; the layout's number is how many were taken. Never edit one.
-const MIGRATIONS: &[&str] = &["CREATE TABLE holobiont_clock (
-        only_one BOOLEAN PRIMARY KEY DEFAULT TRUE CHECK (only_one),
-        change BIGINT NOT NULL
-    );
-    INSERT INTO holobiont_clock (change) VALUES (0);
-    CREATE TABLE holobiont_changes (number BIGINT PRIMARY KEY, name TEXT COLLATE \"C\" NOT NULL);
-    CREATE TABLE holobiont_adapters (
-        name TEXT COLLATE \"C\" PRIMARY KEY,
-        tenant TEXT,
-        content BYTEA NOT NULL CHECK (octet_length(content) = 32),
-        generation BYTEA NOT NULL CHECK (octet_length(generation) = 32),
-        rank BIGINT NOT NULL,
-        bytes BIGINT NOT NULL,
-        modules BIGINT NOT NULL,
-        draft_layers BIGINT NOT NULL,
-        source TEXT NOT NULL,
-        loaded_at BIGINT NOT NULL,
-        last_used_us BIGINT NOT NULL,
-        pinned BOOLEAN NOT NULL,
-        version BIGINT NOT NULL
-    );"];
-
 /// Why there is no change.
 #[derive(Debug)]
-pub(super) enum Broken {
+pub(crate) enum Broken {
     /// Nothing has happened.
     Before(sqlx::Error),
     /// The answer to the commit did not come.
     Committing(sqlx::Error),
+}
+
+impl From<sqlx::Error> for Broken {
+    fn from(error: sqlx::Error) -> Self {
+        Self::Before(error)
+    }
 }
 
 /// The layout that is there, and the latest that is known here.
@@ -154,6 +137,18 @@ pub(super) async fn set_pinned(
     finish(transaction, number, name, &changed).await
 }
 
+/// Keeps all changes from being committed as long as what is returned lives; `None` if an adapter of `content` is registered.
+pub(super) async fn hold(
+    pool: &PgPool,
+    content: ContentId,
+) -> Result<Option<Transaction<'static, Postgres>>, Broken> {
+    let (mut transaction, _) = begin(pool).await?;
+    let is_registered =
+        sqlx::query_scalar("SELECT EXISTS (SELECT FROM holobiont_adapters WHERE content = $1)");
+    let is_registered = is_registered.bind(content.0.as_slice()).fetch_one(&mut *transaction).await?;
+    Ok(if is_registered { None } else { Some(transaction) })
+}
+
 /// Remembers when adapters were last used. That changes no version, and nobody is told.
 pub(super) async fn set_used(pool: &PgPool, used: &[(String, u64)]) -> Result<(), sqlx::Error> {
     let (names, times): (Vec<&str>, Vec<i64>) =
@@ -184,6 +179,30 @@ pub(super) async fn read(connection: &mut PgConnection, last: Option<u64>) -> Re
         }
     }
     changes(&sqlx::query(WHOLE).fetch_all(connection).await?, Scope::Whole)
+}
+
+/// The API keys, as lines of a key file, in the order in which they were made.
+pub(super) async fn keys(connection: &mut PgConnection) -> Result<Vec<String>, sqlx::Error> {
+    sqlx::query_scalar("SELECT line FROM holobiont_keys ORDER BY number, hash").fetch_all(connection).await
+}
+
+/// Adds API keys, each by its hash and its line, and removes those of other hashes, under one number, which is returned.
+pub(super) async fn change_keys(
+    pool: &PgPool,
+    added: &[(String, String)],
+    removed: &[String],
+) -> Result<u64, Broken> {
+    let (mut transaction, number) = begin(pool).await?;
+    let gone = sqlx::query("DELETE FROM holobiont_keys WHERE hash = ANY($1)").bind(removed);
+    gone.execute(&mut *transaction).await.map_err(Broken::Before)?;
+    for (hash, line) in added {
+        let add = sqlx::query("INSERT INTO holobiont_keys (hash, line, number) VALUES ($1, $2, $3)");
+        let add = add.bind(hash).bind(line).bind(number).execute(&mut *transaction).await;
+        add.map_err(Broken::Before)?;
+    }
+    tell(&mut transaction, number).await.map_err(Broken::Before)?;
+    transaction.commit().await.map_err(Broken::Committing)?;
+    Ok(number.cast_unsigned())
 }
 
 fn changes(rows: &[PgRow], scope: Scope) -> Result<Changes, sqlx::Error> {
@@ -231,7 +250,11 @@ async fn log(connection: &mut PgConnection, number: i64, name: &str) -> Result<(
     logged.bind(number).bind(name).execute(&mut *connection).await?;
     let cut = sqlx::query("DELETE FROM holobiont_changes WHERE number <= $1").bind(number - KEPT_CHANGES);
     cut.execute(&mut *connection).await?;
-    // Those who listen hear of it when it is committed.
+    tell(connection, number).await
+}
+
+/// Has those who listen hear of a change when it is committed.
+async fn tell(connection: &mut PgConnection, number: i64) -> Result<(), sqlx::Error> {
     let told = sqlx::query("SELECT pg_notify($1, $2)").bind(CHANNEL).bind(number.to_string());
     told.execute(connection).await.map(drop)
 }

@@ -44,6 +44,17 @@ pub(crate) enum TransferError {
         /// How many are there.
         found: usize,
     },
+    /// They would be left behind.
+    #[error(
+        "{from} has {jobs} fine-tuning jobs that have not ended, and adapters alone are copied; let them end, or cancel \
+         them, and copy then"
+    )]
+    Unfinished {
+        /// Where they are.
+        from: Location,
+        /// How many.
+        jobs: u64,
+    },
     /// What was written is not what is read.
     #[error("'{name}' is not in {to} as it was in {from}; empty {to} and copy again")]
     Different {
@@ -108,10 +119,16 @@ impl Side {
                 Ok((Self::Host(database, lock), records))
             }
             Location::Shared(address) => {
-                let (shared, changes) = Shared::open(address.clone()).await?;
-                let records = changes.records.into_iter().filter_map(|(_, record)| record).collect();
+                let (shared, records) = Shared::open(address.clone()).await?;
                 Ok((Self::Shared(Box::new(shared)), records))
             }
+        }
+    }
+
+    async fn unfinished_jobs(&self) -> Result<u64, DatabaseError> {
+        match self {
+            Self::Host(database, _) => database.count_unfinished_jobs().await,
+            Self::Shared(shared) => shared.count_unfinished_jobs().await,
         }
     }
 
@@ -142,7 +159,11 @@ pub(crate) async fn transfer(
     else {
         return Err(TransferError::SameKind);
     };
-    let (_source, records) = Side::open(from, Missing::Refused).await?;
+    let (source, records) = Side::open(from, Missing::Refused).await?;
+    let jobs = source.unfinished_jobs().await?;
+    if jobs > 0 {
+        return Err(TransferError::Unfinished { from: from.clone(), jobs });
+    }
     let (target, there) = Side::open(to, Missing::Made).await?;
     if !there.is_empty() {
         return Err(TransferError::NotEmpty { to: to.clone(), found: there.len() });

@@ -1,25 +1,27 @@
-//! The bucket that many hosts share, by S3's protocol.
+//! The bucket that many hosts share, by S3's protocol, or a directory that all of them have.
 //!
 //! ```text
 //! PREFIX/<64 hexadecimal digits>/adapter_config.json, adapter_model.safetensors     or: adapter.gguf
+//! PREFIX/training/...                                                               see `training::objects`
 //! ```
 //!
 //! What is named after its content is never another: it may be written twice, and read in pieces. Whether what came is what
 //! was asked for is found out by whoever asked.
 
 use std::{
-    fmt,
+    collections::HashMap,
     io::SeekFrom,
     path::Path as FilePath,
     sync::Arc,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use futures::StreamExt as _;
 use object_store::{
     BackoffConfig, GetOptions, GetRange, ObjectStore, ObjectStoreExt as _, PutPayload, RetryConfig,
     WriteMultipart,
-    aws::{AmazonS3Builder, AmazonS3ConfigKey},
+    aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey},
+    local::LocalFileSystem,
     path::Path,
 };
 use tokio::{
@@ -29,17 +31,18 @@ use tokio::{
 };
 
 use super::{
+    address::{BucketAddress, Place},
     content::{self, ContentId},
     transport::{PATIENCE, Transport},
 };
 use crate::adapters::jail::{CONFIG_FILE, GGUF_FILE, WEIGHT_FILE};
 
-/// What an address begins with.
-pub(crate) const SCHEME: &str = "s3://";
 /// How often a file is gone on with that broke off without having got any further.
 const ATTEMPTS: usize = 3;
 /// What is longer is sent in parts of this size.
 const PART_BYTES: usize = 8 << 20;
+/// The names that files of a content have.
+const FILES: [&str; 3] = [CONFIG_FILE, WEIGHT_FILE, GGUF_FILE];
 /// Parts under way at once.
 const PARTS: usize = 4;
 
@@ -77,74 +80,97 @@ pub enum BucketError {
     File(#[from] std::io::Error),
 }
 
-/// A bucket, what all names in it begin with, and how to get in.
-#[derive(Clone, PartialEq, Eq)]
-pub struct BucketAddress {
-    bucket: String,
-    prefix: String,
-    /// Never shown: keys are among them.
-    settings: Vec<(AmazonS3ConfigKey, String)>,
-}
-
-impl BucketAddress {
-    /// Reads `s3://BUCKET/PREFIX`, and the variables that say where the bucket's server is and how to get in, as everybody
-    /// calls them: `AWS_ENDPOINT_URL`, `AWS_REGION`, `AWS_ACCESS_KEY_ID` and so on. `None` if it is no bucket.
-    #[must_use]
-    pub fn parse(text: &str, variables: impl IntoIterator<Item = (String, String)>) -> Option<Self> {
-        let (bucket, prefix) =
-            text.strip_prefix(SCHEME).map(|rest| rest.split_once('/').unwrap_or((rest, "")))?;
-        let plain = |text: &str| text.chars().all(|c| c.is_ascii_alphanumeric() || "._-/".contains(c));
-        let is_one = !bucket.is_empty() && plain(bucket) && plain(prefix);
-        let ours = variables.into_iter().filter(|(name, _)| name.starts_with("AWS_"));
-        let settings =
-            ours.filter_map(|(name, value)| Some((name.to_ascii_lowercase().parse().ok()?, value)));
-        is_one.then(|| Self {
-            bucket: bucket.to_owned(),
-            prefix: prefix.trim_matches('/').to_owned(),
-            settings: settings.collect(),
-        })
-    }
-}
-
-/// The environment, as far as it is text.
-pub(crate) fn environment() -> impl Iterator<Item = (String, String)> {
-    std::env::vars_os()
-        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
-}
-
-impl fmt::Display for BucketAddress {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{SCHEME}{}/{}", self.bucket, self.prefix)
-    }
-}
-
-impl fmt::Debug for BucketAddress {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "BucketAddress({self})")
-    }
+/// What lies there of a content.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Lying {
+    /// All files together.
+    pub(crate) bytes: u64,
+    /// When the last of them was.
+    pub(crate) written: SystemTime,
 }
 
 /// See the module's description.
 #[derive(Debug)]
-pub(super) struct Bucket {
+pub(crate) struct Bucket {
     address: BucketAddress,
     objects: Arc<dyn ObjectStore>,
 }
 
 impl Bucket {
-    /// The bucket at `address`. It is not looked at.
-    pub(super) fn open(address: BucketAddress) -> Result<Self, BucketError> {
-        let backoff = BackoffConfig { max_backoff: Duration::from_secs(1), ..BackoffConfig::default() };
-        let retry = RetryConfig { max_retries: 2, retry_timeout: 2 * PATIENCE, backoff };
-        let settings = AmazonS3Builder::new().with_http_connector(Transport).with_retry(retry);
-        let add = |settings: AmazonS3Builder, (key, value): &(_, String)| settings.with_config(*key, value);
-        let objects = address.settings.iter().fold(settings, add).with_bucket_name(&address.bucket).build();
-        let objects = objects.map_err(|error| refused(&address, &error))?;
-        Ok(Self { address, objects: Arc::new(objects) })
+    /// The bucket at `address`. It is not looked at, but for a directory, which must be there.
+    pub(crate) fn open(address: BucketAddress) -> Result<Self, BucketError> {
+        let opened: object_store::Result<Arc<dyn ObjectStore>> = match &address.place {
+            Place::Bucket { name, settings } => s3(name, settings).map(|objects| Arc::new(objects) as _),
+            Place::Directory(path) => {
+                let opened = LocalFileSystem::new_with_prefix(path);
+                opened.map(|objects| Arc::new(objects.with_fsync(true).with_automatic_cleanup(true)) as _)
+            }
+        };
+        let objects = opened.map_err(|error| refused(&address, &error))?;
+        Ok(Self { address, objects })
     }
 
-    pub(super) fn address(&self) -> &BucketAddress {
+    pub(crate) fn address(&self) -> &BucketAddress {
         &self.address
+    }
+
+    /// Brings a file there and calls it `name`.
+    pub(crate) async fn put(&self, name: &str, from: &FilePath) -> Result<(), BucketError> {
+        self.send(&self.at(name), File::open(from).await?).await
+    }
+
+    /// Brings the `bytes` of what is called `name` into the file `to`, going on from what is there of it.
+    pub(crate) async fn get(&self, name: &str, bytes: u64, to: &FilePath) -> Result<(), BucketError> {
+        self.download_file(&self.at(name), bytes, to).await
+    }
+
+    /// Removes what is called `name`, if it is there.
+    pub(crate) async fn delete(&self, name: &str) -> Result<(), BucketError> {
+        match self.objects.delete(&self.at(name)).await {
+            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
+            Err(error) => Err(self.failed(error)),
+        }
+    }
+
+    /// Everything that is called by its content, with its bytes and the time at which the last of it was written.
+    pub(crate) async fn contents(&self) -> Result<HashMap<ContentId, Lying>, BucketError> {
+        let prefix = Path::from(self.address.prefix());
+        let mut found: HashMap<_, Lying> = HashMap::new();
+        let mut listed = self.objects.list(Some(&prefix));
+        while let Some(object) = listed.next().await {
+            let object = object.map_err(|error| self.failed(error))?;
+            let content = object
+                .location
+                .prefix_match(&prefix)
+                .and_then(|mut inside| inside.next().and_then(|name| ContentId::named(name.as_ref())));
+            let Some(content) = content else { continue };
+            let written = SystemTime::from(object.last_modified);
+            let lying = found.entry(content).or_insert(Lying { bytes: 0, written });
+            lying.bytes += object.size;
+            lying.written = lying.written.max(written);
+        }
+        Ok(found)
+    }
+
+    /// When the last of a content's files was written; `None` if there is none of it.
+    pub(crate) async fn written(&self, content: ContentId) -> Result<Option<SystemTime>, BucketError> {
+        let mut last = None;
+        for name in FILES {
+            match self.objects.head(&self.path(content, name)).await {
+                Ok(found) => last = last.max(Some(SystemTime::from(found.last_modified))),
+                Err(object_store::Error::NotFound { .. }) => {}
+                Err(error) => return Err(self.failed(error)),
+            }
+        }
+        Ok(last)
+    }
+
+    /// Removes a content. Only for who knows that nobody refers to it.
+    pub(crate) async fn remove(&self, content: ContentId) -> Result<(), BucketError> {
+        for name in FILES {
+            self.delete(&format!("{content}/{name}")).await?;
+        }
+        Ok(())
     }
 
     /// Writes a few bytes, reads them, and takes them away.
@@ -170,16 +196,19 @@ impl Bucket {
     /// Brings the files in `directory` there. What may be there already is replaced: it may have rotted.
     pub(super) async fn upload(&self, content: ContentId, directory: &FilePath) -> Result<(), BucketError> {
         for name in content::names(directory) {
-            let (path, mut file) = (self.path(content, name), File::open(directory.join(name)).await?);
-            if file.metadata().await?.len() <= PART_BYTES as u64 {
-                let mut bytes = Vec::new();
-                file.read_to_end(&mut bytes).await?;
-                self.objects.put(&path, bytes.into()).await.map_err(|error| self.failed(error))?;
-            } else {
-                self.upload_parts(&path, file).await?;
-            }
+            let file = File::open(directory.join(name)).await?;
+            self.send(&self.path(content, name), file).await?;
         }
         Ok(())
+    }
+
+    async fn send(&self, path: &Path, mut file: File) -> Result<(), BucketError> {
+        if file.metadata().await?.len() > PART_BYTES as u64 {
+            return self.upload_parts(path, file).await;
+        }
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes).await?;
+        self.objects.put(path, bytes.into()).await.map(drop).map_err(|error| self.failed(error))
     }
 
     async fn upload_parts(&self, path: &Path, mut file: File) -> Result<(), BucketError> {
@@ -215,12 +244,14 @@ impl Bucket {
         match self.bytes_of(content, CONFIG_FILE, max_file_bytes).await {
             Err(BucketError::Missing { .. }) => {
                 let bytes = self.bytes_of(content, GGUF_FILE, max_file_bytes).await?;
-                self.download_file(content, GGUF_FILE, bytes, directory).await
+                self.download_file(&self.path(content, GGUF_FILE), bytes, &directory.join(GGUF_FILE)).await
             }
             bytes => {
-                self.download_file(content, CONFIG_FILE, bytes?, directory).await?;
+                self.download_file(&self.path(content, CONFIG_FILE), bytes?, &directory.join(CONFIG_FILE))
+                    .await?;
                 let bytes = self.bytes_of(content, WEIGHT_FILE, max_file_bytes).await?;
-                self.download_file(content, WEIGHT_FILE, bytes, directory).await
+                self.download_file(&self.path(content, WEIGHT_FILE), bytes, &directory.join(WEIGHT_FILE))
+                    .await
             }
         }
     }
@@ -239,16 +270,9 @@ impl Bucket {
         Ok(bytes)
     }
 
-    async fn download_file(
-        &self,
-        content: ContentId,
-        name: &str,
-        bytes: u64,
-        directory: &FilePath,
-    ) -> Result<(), BucketError> {
-        let path = self.path(content, name);
+    async fn download_file(&self, path: &Path, bytes: u64, to: &FilePath) -> Result<(), BucketError> {
         let mut file = OpenOptions::new();
-        let mut file = file.create(true).write(true).truncate(false).open(directory.join(name)).await?;
+        let mut file = file.create(true).write(true).truncate(false).open(to).await?;
         let mut have = file.metadata().await?.len();
         if have > bytes {
             file.set_len(0).await?;
@@ -258,7 +282,7 @@ impl Bucket {
         while have < bytes {
             let before = have;
             file.seek(SeekFrom::Start(have)).await?;
-            let ended = self.append(&path, &mut file, &mut have, bytes).await;
+            let ended = self.append(path, &mut file, &mut have, bytes).await;
             file.flush().await?;
             attempts = if have > before { 0 } else { attempts + 1 };
             match ended {
@@ -300,7 +324,7 @@ impl Bucket {
     }
 
     fn at(&self, inside: &str) -> Path {
-        Path::from(format!("{}/{inside}", self.address.prefix))
+        Path::from(format!("{}/{inside}", self.address.prefix()))
     }
 
     fn broken(&self, reason: &str) -> BucketError {
@@ -317,32 +341,14 @@ impl Bucket {
     }
 }
 
-fn refused(address: &BucketAddress, error: &object_store::Error) -> BucketError {
-    BucketError::Refused { address: address.clone(), reason: settings::exit::in_one_line(error) }
+fn s3(name: &str, settings: &[(AmazonS3ConfigKey, String)]) -> object_store::Result<AmazonS3> {
+    let backoff = BackoffConfig { max_backoff: Duration::from_secs(1), ..BackoffConfig::default() };
+    let retry = RetryConfig { max_retries: 2, retry_timeout: 2 * PATIENCE, backoff };
+    let builder = AmazonS3Builder::new().with_http_connector(Transport).with_retry(retry);
+    let add = |builder: AmazonS3Builder, (key, value): &(_, String)| builder.with_config(*key, value);
+    settings.iter().fold(builder, add).with_bucket_name(name).build()
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_bucket_is_named_with_or_without_a_prefix_and_nothing_else_is_one() {
-        let shown = |text| BucketAddress::parse(text, []).map(|address| address.to_string());
-        assert_eq!(shown("s3://fleet/adapters/eu/").as_deref(), Some("s3://fleet/adapters/eu"));
-        assert_eq!(shown("s3://fleet").as_deref(), Some("s3://fleet/"));
-        for text in
-            ["", "s3://", "s3:///x", "fleet", "https://fleet/x", "s3://fl eet", "s3://key:secret@fleet/x"]
-        {
-            assert_eq!(shown(text), None, "{text}");
-        }
-    }
-
-    #[test]
-    fn keys_come_from_the_usual_variables_and_are_never_shown() {
-        let variables = [("AWS_SECRET_ACCESS_KEY", "secret"), ("AWS_NONSENSE", "x"), ("HOME", "y")];
-        let variables = variables.map(|(name, value)| (name.to_owned(), value.to_owned()));
-        let address = BucketAddress::parse("s3://fleet", variables).unwrap();
-        assert_eq!(address.settings, [(AmazonS3ConfigKey::SecretAccessKey, "secret".to_owned())]);
-        assert_eq!(format!("{address:?} {address}"), "BucketAddress(s3://fleet/) s3://fleet/");
-    }
+fn refused(address: &BucketAddress, error: &object_store::Error) -> BucketError {
+    BucketError::Refused { address: address.clone(), reason: settings::exit::in_one_line(error) }
 }

@@ -16,7 +16,8 @@ use ids::TenantId;
 
 use super::{
     INCOMING, PARTIAL, Remote, Store, StoreError,
-    bucket::{Bucket, BucketAddress},
+    address::BucketAddress,
+    bucket::Bucket,
     cache::{Cache, Held},
     content::{self, ContentId},
     failed, remove,
@@ -59,7 +60,7 @@ impl Store {
     /// If what lies here cannot be listed, or nothing can be asked of any bucket.
     pub fn of_bucket(mut self, address: BucketAddress, budget_bytes: u64) -> Result<Self, StoreError> {
         let cache = Arc::new(Cache::new(budget_bytes, found(&self.directory)?));
-        let remote = Remote { bucket: Bucket::open(address)?, cache, figures: Counters::default() };
+        let remote = Remote { bucket: Arc::new(Bucket::open(address)?), cache, figures: Counters::default() };
         self.remote = Some(Arc::new(remote));
         Ok(self)
     }
@@ -68,6 +69,11 @@ impl Store {
     #[must_use]
     pub fn has(&self, content: ContentId) -> bool {
         self.directory(content).exists()
+    }
+
+    /// The bucket, if there is one.
+    pub(crate) fn bucket(&self) -> Option<&Arc<Bucket>> {
+        self.remote.as_ref().map(|remote| &remote.bucket)
     }
 
     /// What is counted, if there is a bucket.
@@ -90,6 +96,16 @@ impl Store {
         let held = remote.cache.hold(content);
         remote.bucket.upload(content, &self.directory(content)).await?;
         Ok(held.unwrap_or_else(Held::by_nobody))
+    }
+
+    /// Brings a content there once more if it is not there now. Whoever removes what nobody refers to may have done so while it
+    /// was being registered ([`crate::adapters::records::sweep`]); after that it is never done.
+    pub(crate) async fn assure(&self, content: ContentId) -> Result<(), StoreError> {
+        let Some(remote) = &self.remote else { return Ok(()) };
+        match remote.bucket.written(content).await? {
+            Some(_) => Ok(()),
+            None => self.publish(content).await.map(drop),
+        }
     }
 
     /// Brings a content of `owner` here if it does not lie here yet. It stays as long as what is returned lives.
@@ -160,7 +176,7 @@ fn found(directory: &Path) -> Result<Vec<(ContentId, u64)>, StoreError> {
     let mut found = Vec::new();
     for entry in fs::read_dir(directory).map_err(failed("listing", directory))? {
         let entry = entry.map_err(failed("listing", directory))?;
-        let Some(content) = entry.file_name().to_str().and_then(content_of) else { continue };
+        let Some(content) = entry.file_name().to_str().and_then(ContentId::named) else { continue };
         let changed = entry.metadata().and_then(|about| about.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
         let files = fs::read_dir(entry.path()).into_iter().flatten().flatten();
         let bytes = files.filter_map(|file| file.metadata().ok()).map(|about| about.len()).sum::<u64>();
@@ -168,9 +184,4 @@ fn found(directory: &Path) -> Result<Vec<(ContentId, u64)>, StoreError> {
     }
     found.sort_unstable();
     Ok(found.into_iter().map(|(_, content, bytes)| (content, bytes)).collect())
-}
-
-/// The content that is called so.
-pub(super) fn content_of(name: &str) -> Option<ContentId> {
-    blake3::Hash::from_hex(name).ok().map(|hash| ContentId(*hash.as_bytes()))
 }

@@ -23,9 +23,20 @@ pub(super) fn shared(config: &Config) -> Vec<Finding> {
         }
         _ => None,
     };
+    let keys = (config.gateway.shared_keys == Some(true)).then(|| keys(config));
     let asked = [(REGISTRY, "--registry", registry), (STORE, "--store", store)];
     let asked = asked.into_iter().filter_map(|(name, flag, url)| Some(ask(name, flag, url.as_deref()?)));
-    asked.chain(alone).collect()
+    asked.chain(alone).chain(keys).collect()
+}
+
+/// Keys that the registry brings.
+fn keys(config: &Config) -> Finding {
+    const KEYS: &str = "[gateway] shared_keys";
+    match (&config.gateway.registry, &config.gateway.api_key_file) {
+        (None, _) => Finding::fail(KEYS, "there is no registry that could have them", "set registry"),
+        (_, None) => Finding::fail(KEYS, "there is no file to keep them in", "set api_key_file"),
+        (Some(_), Some(path)) => Finding::ok(KEYS, format!("from the registry, kept in {}", path.display())),
+    }
 }
 
 fn ask(name: &str, flag: &str, url: &str) -> Finding {
@@ -50,6 +61,10 @@ mod tests {
         assert!(shared(&toml::from_str("").unwrap()).is_empty());
         for alone in ["gateway.registry = 'postgres://127.0.0.1:1/x'", "gateway.store = 's3://x'"] {
             let found = shared(&toml::from_str(alone).unwrap());
+            assert_eq!(found.last().unwrap().health, Health::Fail, "{found:?}");
+        }
+        for alone in ["", "gateway.api_key_file = 'keys'"] {
+            let found = shared(&toml::from_str(&format!("gateway.shared_keys = true\n{alone}")).unwrap());
             assert_eq!(found.last().unwrap().health, Health::Fail, "{found:?}");
         }
     }

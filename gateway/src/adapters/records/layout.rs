@@ -1,0 +1,70 @@
+//! The tables in PostgreSQL.
+
+/// Steps from nothing to the layout of today; the layout's number is how many were taken. Never edit one.
+pub(super) const MIGRATIONS: &[&str] = &[ADAPTERS, TRAINING, KEYS];
+
+/// What is registered, and the log of its changes.
+const ADAPTERS: &str = "CREATE TABLE holobiont_clock (
+        only_one BOOLEAN PRIMARY KEY DEFAULT TRUE CHECK (only_one),
+        change BIGINT NOT NULL
+    );
+    INSERT INTO holobiont_clock (change) VALUES (0);
+    CREATE TABLE holobiont_changes (number BIGINT PRIMARY KEY, name TEXT COLLATE \"C\" NOT NULL);
+    CREATE TABLE holobiont_adapters (
+        name TEXT COLLATE \"C\" PRIMARY KEY,
+        tenant TEXT,
+        content BYTEA NOT NULL CHECK (octet_length(content) = 32),
+        generation BYTEA NOT NULL CHECK (octet_length(generation) = 32),
+        rank BIGINT NOT NULL,
+        bytes BIGINT NOT NULL,
+        modules BIGINT NOT NULL,
+        draft_layers BIGINT NOT NULL,
+        source TEXT NOT NULL,
+        loaded_at BIGINT NOT NULL,
+        last_used_us BIGINT NOT NULL,
+        pinned BOOLEAN NOT NULL,
+        version BIGINT NOT NULL
+    );";
+
+/// Files to learn from and jobs. A job has a holder until a time, by the server's clock, and its fence counts the holders. What
+/// lies in the bucket and is named by no row stands in the litter: what is on its way there, and what is to go.
+const TRAINING: &str = "CREATE TABLE holobiont_files (
+        number BIGINT GENERATED ALWAYS AS IDENTITY UNIQUE,
+        id TEXT COLLATE \"C\" PRIMARY KEY,
+        tenant TEXT COLLATE \"C\" NOT NULL,
+        bytes BIGINT NOT NULL,
+        record TEXT NOT NULL
+    );
+    CREATE INDEX holobiont_files_of_tenant ON holobiont_files (tenant, number);
+    CREATE TABLE holobiont_jobs (
+        number BIGINT GENERATED ALWAYS AS IDENTITY UNIQUE,
+        id TEXT COLLATE \"C\" PRIMARY KEY,
+        tenant TEXT COLLATE \"C\" NOT NULL,
+        due BOOLEAN NOT NULL,
+        record TEXT NOT NULL,
+        key BYTEA,
+        data TEXT[] NOT NULL,
+        holder TEXT,
+        fence BIGINT NOT NULL DEFAULT 0,
+        until TIMESTAMPTZ NOT NULL DEFAULT '-infinity'
+    );
+    CREATE INDEX holobiont_jobs_of_tenant ON holobiont_jobs (tenant, number);
+    CREATE INDEX holobiont_jobs_due ON holobiont_jobs (number) WHERE due;
+    CREATE UNIQUE INDEX holobiont_jobs_of_key ON holobiont_jobs (tenant, key) WHERE key IS NOT NULL;
+    CREATE TABLE holobiont_job_events (
+        number BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+        job TEXT COLLATE \"C\" NOT NULL REFERENCES holobiont_jobs (id) ON DELETE CASCADE,
+        record TEXT NOT NULL
+    );
+    CREATE INDEX holobiont_events_of_job ON holobiont_job_events (job, number);
+    CREATE TABLE holobiont_litter (
+        path TEXT COLLATE \"C\" PRIMARY KEY,
+        after TIMESTAMPTZ NOT NULL
+    );";
+
+/// API keys: each by its hash, as a line of a key file, with the number of the change that brought it.
+const KEYS: &str = "CREATE TABLE holobiont_keys (
+        hash TEXT COLLATE \"C\" PRIMARY KEY,
+        line TEXT NOT NULL,
+        number BIGINT NOT NULL
+    );";

@@ -1,0 +1,154 @@
+//! What comes of work on a job: another trainer, an adapter under its name, or why there is none.
+
+use std::{
+    path::Path,
+    sync::atomic::Ordering::Relaxed,
+    time::{Duration, Instant},
+};
+
+use super::{
+    Training, TrainingError,
+    job::{Author, fail},
+    notes,
+    order::ADAPTER,
+    records::{EventRecord, JobRecord, Level, Status},
+    table::Page,
+};
+use crate::adapters::{AdapterError, LoadRequest, Record, Replace};
+
+/// Trainers in a row that may die without a step.
+const MAX_FAILURES: u32 = 5;
+
+/// How work on a job ended.
+pub(super) enum Ending {
+    /// The adapter is there.
+    Done,
+    /// There is no place for a trainer.
+    NoPlace(String),
+    /// The trainer said why there will be no adapter.
+    Failed { message: String, exit: String },
+    /// It was told to stop.
+    Stopped,
+    /// It ended without a word, or never began.
+    Lost(String),
+}
+
+impl Training {
+    /// Writes down how it ended, and puts the adapter under its name if there is one.
+    pub(super) async fn conclude(&self, id: &str, ending: Ending) -> Result<(), TrainingError> {
+        match ending {
+            Ending::Stopped => {}
+            Ending::NoPlace(why) => {
+                tracing::debug!(job = id, why, "no trainer for a fine-tuning job");
+                self.requeue(id, None).await?;
+            }
+            Ending::Done => self.publish(id).await?,
+            Ending::Failed { message, exit } => {
+                let (code, param) = match exit.as_str() {
+                    "usage" | "not_found" => ("invalid_training_file", Some("training_file")),
+                    _ => ("training_failed", None),
+                };
+                self.change(id, Author::Worker, fail(code, message, param)).await?;
+            }
+            Ending::Lost(why) => {
+                self.counters.trainers_lost.fetch_add(1, Relaxed);
+                if self.put_off(id) < MAX_FAILURES {
+                    self.requeue(id, Some(why)).await?;
+                } else {
+                    let message =
+                        format!("{MAX_FAILURES} trainers in a row ended without a step; the last: {why}");
+                    self.change(id, Author::Worker, fail("trainer_lost", message, None)).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Counts a trainer that got nowhere, and lets the next one wait the longer for it.
+    pub(super) fn put_off(&self, id: &str) -> u32 {
+        let mut live = self.live();
+        let Some(found) = live.get_mut(id) else { return 0 };
+        found.failures += 1;
+        found.not_before =
+            Some(Instant::now() + Duration::from_secs(1) * 2u32.pow(found.failures.min(5) - 1));
+        found.failures
+    }
+
+    /// Lets a job wait for another trainer, unless it is no longer wanted.
+    pub(super) async fn requeue(&self, id: &str, why: Option<String>) -> Result<(), TrainingError> {
+        let requeued = |job: &mut JobRecord| {
+            if job.status.is_due() {
+                job.status = Status::Queued;
+            }
+            job.is_closing = false;
+            let event =
+                why.map(|why| EventRecord::now(Level::Warn, format!("{why}; another trainer goes on")));
+            Ok(event.into_iter().collect())
+        };
+        self.change(id, Author::Worker, requeued).await.map(drop)
+    }
+
+    /// Puts the adapter of a job under its name. Nobody can cancel it meanwhile.
+    async fn publish(&self, id: &str) -> Result<(), TrainingError> {
+        let Ok(serving) = self.status.borrow().serving() else {
+            self.put_off(id);
+            return self.requeue(id, None).await;
+        };
+        let turn = self.changing.lock().await;
+        let close = |job: &mut JobRecord| {
+            job.is_closing = job.status.is_due();
+            Ok(Vec::new())
+        };
+        let job = self.change_in(&turn, id, Author::Worker, close).await?;
+        let Some(job) = job.filter(|job| job.is_closing) else { return Ok(()) };
+        let path = self.job_directory(id).join(ADAPTER);
+        let published = self.registry.entries().get(&job.name).cloned();
+        let published = published.filter(|entry| is_of(&entry.record, &job));
+        let request = LoadRequest {
+            name: job.name.clone(),
+            path,
+            replace: job.replaces.clone().map_or(Replace::Never, Replace::Only),
+            tenant: Some(job.tenant.clone()),
+            pinned: None,
+        };
+        let loaded = match published {
+            Some(entry) => Ok(entry),
+            None => self.registry.load_made(request, &serving.base_name).await,
+        };
+        failpoint::pass("gateway.job_published");
+        let entry = match loaded {
+            Ok(entry) => entry,
+            Err(AdapterError::Busy(_) | AdapterError::Residency(_) | AdapterError::Database(_)) => {
+                drop(turn);
+                self.put_off(id);
+                return self.requeue(id, Some("the adapter could not be loaded yet".to_owned())).await;
+            }
+            Err(error) => {
+                let done = fail("publishing_failed", error.to_string(), None);
+                return self.change_in(&turn, id, Author::Worker, done).await.map(drop);
+            }
+        };
+        drop(turn);
+        let page = Page { after: None, limit: u32::MAX - 1 };
+        let events = self.table.events(&job.id, &page).await?;
+        let results = notes::table(events.items.iter().rev().filter_map(|(_, event)| event.metrics));
+        let results = self.keep_results(&job.tenant, format!("{}.csv", job.id), &results).await?;
+        let generation = entry.record.generation.to_string();
+        let succeeded = |job: &mut JobRecord| {
+            (job.status, job.generation, job.result_file) =
+                (Status::Succeeded, Some(generation), Some(results));
+            Ok(vec![
+                EventRecord::now(Level::Info, format!("new fine-tuned model created: {}", job.name)),
+                EventRecord::now(Level::Info, "the job has successfully completed"),
+            ])
+        };
+        self.change(id, Author::Worker, succeeded).await.map(drop)
+    }
+}
+
+/// Whether what is registered is the adapter that came of a job, put under its name before it could be noted, here or on
+/// another host.
+fn is_of(registered: &Record, job: &JobRecord) -> bool {
+    registered.tenant.as_ref() == Some(&job.tenant)
+        && registered.source.ends_with(Path::new(&job.id).join(ADAPTER))
+}

@@ -1,0 +1,158 @@
+//! What the hosts of a fleet share of files and jobs: rows in PostgreSQL, bytes in the bucket.
+//!
+//! ```text
+//! PREFIX/training/files/ID                      a file that somebody sent
+//! PREFIX/training/jobs/ID/checkpoint-...        the last checkpoint of a job, as long as it has not ended
+//! PREFIX/training/jobs/ID/from-...              the files of the adapter that it goes on from, as long
+//! ```
+//!
+//! Before anything is brought there it stands in the table's litter, and what goes stands there again: see
+//! [`table::shared`](super::table::shared). What comes back is hashed before it is used.
+
+use std::{
+    fs::File,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use tokio::sync::Notify;
+
+use super::{
+    TrainingError, failed,
+    records::{JobRecord, ObjectRecord},
+    table::shared::SharedTable,
+};
+use crate::{
+    adapters::store::bucket::{Bucket, BucketError},
+    random::random_u64,
+    thread,
+};
+
+/// How often something is brought that is not what it should be.
+const ATTEMPTS: usize = 2;
+
+/// See the module's description.
+#[derive(Debug)]
+pub(super) struct Fleet {
+    pub(super) table: Arc<SharedTable>,
+    bucket: Arc<Bucket>,
+    /// A trainer has said something that is to be written.
+    pub(super) notes: Notify,
+    /// Something may be removed from the bucket.
+    pub(super) litter: Notify,
+}
+
+impl Fleet {
+    pub(super) fn new(table: Arc<SharedTable>, bucket: Arc<Bucket>) -> Self {
+        Self { table, bucket, notes: Notify::new(), litter: Notify::new() }
+    }
+
+    /// Brings a file to the bucket as `path`; it stays there if a row names it in time.
+    pub(super) async fn send(&self, path: &str, from: &Path) -> Result<(), TrainingError> {
+        self.table.intend(path).await?;
+        Ok(self.bucket.put(path, from).await?)
+    }
+
+    /// Brings the files of a directory to the bucket for a job, which calls the directory `name`.
+    pub(super) async fn send_all(
+        &self,
+        job: &JobRecord,
+        name: &str,
+        from: &Path,
+    ) -> Result<Vec<ObjectRecord>, TrainingError> {
+        let mut objects = Vec::new();
+        for entry in std::fs::read_dir(from).map_err(failed("reading", from))? {
+            let entry = entry.map_err(failed("reading", from))?;
+            let name = format!("{name}/{}", entry.file_name().display());
+            let sent = self.send_as(job, name, &entry.path()).await;
+            match sent {
+                Ok(object) => objects.push(object),
+                Err(error) => {
+                    for ObjectRecord { path, .. } in &objects {
+                        self.discard(path).await;
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        Ok(objects)
+    }
+
+    /// Brings a file to the bucket that a job calls `name`.
+    pub(super) async fn send_as(
+        &self,
+        job: &JobRecord,
+        name: String,
+        from: &Path,
+    ) -> Result<ObjectRecord, TrainingError> {
+        let (hash, bytes) = hash_of(from.to_owned()).await?;
+        let path = job.fresh_path(name.split('/').next().unwrap_or_default());
+        self.send(&path, from).await?;
+        Ok(ObjectRecord { name, path, bytes, hash })
+    }
+
+    /// Lets what was sent, and will not be named, go.
+    pub(super) async fn discard(&self, path: &str) {
+        if let Err(error) = self.table.discard(path).await {
+            tracing::debug!(path, %error, "what is not needed is removed from the bucket later");
+        }
+        self.litter.notify_one();
+    }
+
+    /// Brings what lies in the bucket here as `to`, whole or not at all.
+    pub(super) async fn bring(&self, object: &ObjectRecord, to: &Path) -> Result<(), TrainingError> {
+        let incoming = to.with_file_name(format!("incoming-{:016x}", random_u64()));
+        let brought = self.bring_as(object, &incoming).await;
+        let brought = brought.and_then(|()| std::fs::rename(&incoming, to).map_err(failed("renaming", to)));
+        if brought.is_err() {
+            let _ = std::fs::remove_file(&incoming);
+        }
+        brought
+    }
+
+    async fn bring_as(&self, object: &ObjectRecord, incoming: &Path) -> Result<(), TrainingError> {
+        for _ in 0..ATTEMPTS {
+            match self.bucket.get(&object.path, object.bytes, incoming).await {
+                Err(BucketError::Missing { .. }) => break,
+                gotten => gotten?,
+            }
+            if is(object, incoming).await? {
+                return Ok(());
+            }
+            tracing::error!(path = object.path, bucket = %self.bucket.address(), "what came is not what was sent");
+            std::fs::remove_file(incoming).map_err(failed("removing", incoming))?;
+        }
+        Err(TrainingError::Damaged(object.path.clone()))
+    }
+
+    /// Removes from the bucket what may be.
+    pub(super) async fn sweep(&self) -> Result<(), TrainingError> {
+        loop {
+            let litter = self.table.litter().await?;
+            if litter.is_empty() {
+                return Ok(());
+            }
+            for path in &litter {
+                self.bucket.delete(path).await?;
+                self.table.swept(path).await?;
+            }
+        }
+    }
+}
+
+/// Whether the file `path` is that object.
+pub(super) async fn is(object: &ObjectRecord, path: &Path) -> Result<bool, TrainingError> {
+    let (hash, bytes) = hash_of(path.to_owned()).await?;
+    Ok(hash == object.hash && bytes == object.bytes)
+}
+
+/// The hash of a file, in hexadecimal, and its length.
+pub(super) async fn hash_of(path: PathBuf) -> Result<(String, u64), TrainingError> {
+    let work = move || {
+        let mut hasher = blake3::Hasher::new();
+        let read = File::open(&path).and_then(|file| hasher.update_reader(file).map(drop));
+        read.map_err(failed("reading", &path))?;
+        Ok((hasher.finalize().to_string(), hasher.count()))
+    };
+    thread::run("training-hash", work).await?
+}

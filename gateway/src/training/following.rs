@@ -1,0 +1,88 @@
+//! What other hosts of a fleet do to jobs, taken over as it is heard of. What is heard is a hint; what is read counts, and is
+//! read each second in any case.
+
+use std::{
+    collections::{HashMap, HashSet},
+    time::{Duration, Instant},
+};
+
+use tokio::time::{sleep, timeout};
+
+use super::{Training, TrainingError, files, fleet::Fleet, job::Live, sweep, table::shared::leases::Seen};
+
+/// How often jobs are read when nothing is heard.
+const LOOK: Duration = Duration::from_secs(1);
+/// Between a connection that was lost and the next.
+const PAUSE: Duration = Duration::from_millis(500);
+
+impl Training {
+    /// Takes over what happens to jobs elsewhere.
+    pub(super) async fn follow(&self, fleet: &Fleet) {
+        let mut is_swept = false;
+        loop {
+            if let Err(error) = self.listen_to(fleet, &mut is_swept).await {
+                tracing::debug!(%error, "fine-tuning jobs of the fleet cannot be read now");
+            }
+            sleep(PAUSE).await;
+        }
+    }
+
+    /// The same over one connection.
+    async fn listen_to(&self, fleet: &Fleet, is_swept: &mut bool) -> Result<(), TrainingError> {
+        let mut listener = fleet.table.listener().await?;
+        loop {
+            let asked = Instant::now();
+            let seen = fleet.table.unfinished().await?;
+            if !std::mem::replace(is_swept, true) {
+                let keep = seen.iter().map(|seen| seen.job.id.clone()).collect();
+                sweep(&self.directory, "jobs", keep).await?;
+            }
+            self.take_over(fleet, seen, asked);
+            self.due.notify_one();
+            match timeout(LOOK, listener.try_recv()).await {
+                // One reading is enough for all that was heard.
+                Ok(Ok(Some(_))) => while listener.next_buffered().is_some() {},
+                Ok(_) => return Ok(()),
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// Takes over what was there when it was `asked` for.
+    fn take_over(&self, fleet: &Fleet, seen: Vec<Seen>, asked: Instant) {
+        let ids: HashSet<String> = seen.iter().map(|seen| seen.job.id.clone()).collect();
+        let mut live = self.live();
+        for seen in seen {
+            let is_elsewhere = seen.holder.as_deref().is_some_and(|holder| holder != fleet.table.holder());
+            let found =
+                live.entry(seen.job.id.clone()).or_insert_with(|| Live::known_at(asked, seen.job.clone()));
+            if found.known > asked {
+                continue;
+            }
+            found.is_elsewhere = is_elsewhere;
+            if !found.is_attended {
+                found.job = seen.job;
+            } else if found.hold.is_some() && !seen.job.status.is_due() {
+                found.job.status = seen.job.status;
+                found.stop.send_replace(true);
+            }
+        }
+        let gone = remove_ended(&mut live, &ids, asked);
+        drop(live);
+        for id in gone {
+            tokio::spawn(files::remove(self.job_directory(&id)));
+        }
+    }
+}
+
+/// Jobs that are not among `ids` have ended: who works on one lets go of it first, the others are removed.
+fn remove_ended(live: &mut HashMap<String, Live>, ids: &HashSet<String>, asked: Instant) -> Vec<String> {
+    let ended = live.iter().filter(|(id, found)| !ids.contains(*id) && found.known <= asked);
+    let (attended, gone): (Vec<_>, Vec<_>) = ended.partition(|(_, found)| found.is_attended);
+    for (_, found) in attended {
+        found.stop.send_replace(true);
+    }
+    let gone: Vec<String> = gone.into_iter().map(|(id, _)| id.clone()).collect();
+    gone.iter().for_each(|id| drop(live.remove(id)));
+    gone
+}

@@ -1,0 +1,182 @@
+//! Files, jobs and events in the PostgreSQL of a fleet.
+//!
+//! A job that is worked on has a *holder*, a gateway, until a time by the server's clock. Who takes it over raises its *fence*, and
+//! whoever works on it names both with all that it writes: so of two that think they hold a job one can write.
+//!
+//! What the rows of jobs and files name lies in the bucket. It stands in the *litter* before it is brought there, and is taken out
+//! of it by the transaction that names it; the transaction that names it no longer puts it back. Whatever stands in the litter after
+//! its time may be removed, by any host: so nothing stays behind, wherever who dies.
+
+//!
+//! - [`leases`]: who works on what.
+//! - [`litter`]: what may be removed from the bucket.
+//! - `changes`: what is changed in one transaction.
+
+mod changes;
+pub mod leases;
+pub mod litter;
+
+use std::sync::Arc;
+
+use serde::de::DeserializeOwned;
+
+use self::leases::Fence;
+use super::{By, FileAdded, JobAdded, Listed, NewJob, Page, before, cut, read};
+use crate::{
+    adapters::{database::DatabaseError, records::link::Shared},
+    training::{
+        TrainingError,
+        records::{EventRecord, FileRecord, JobRecord},
+    },
+};
+
+/// Where everybody is told that jobs have changed, other than by whoever works on them.
+const CHANNEL: &str = "holobiont_jobs";
+/// See the module's description.
+#[derive(Debug)]
+pub struct SharedTable {
+    link: Arc<Shared>,
+    /// What this process is called as a holder: there is no other like it.
+    holder: String,
+}
+
+impl SharedTable {
+    /// The table of the PostgreSQL behind `link`, for a process that is called `holder` in it.
+    pub(crate) fn new(link: Arc<Shared>, holder: String) -> Self {
+        Self { link, holder }
+    }
+
+    /// What this process is called as a holder.
+    #[must_use]
+    pub fn holder(&self) -> &str {
+        &self.holder
+    }
+
+    pub(super) async fn add_file(
+        &self,
+        file: &FileRecord,
+        limit: Option<u64>,
+    ) -> Result<FileAdded, DatabaseError> {
+        let pool = self.link.session()?;
+        self.link.done(changes::add_file(&pool, file, limit)).await
+    }
+
+    pub(super) async fn remove_file(
+        &self,
+        id: &str,
+        tenant: &str,
+    ) -> Result<Option<FileRecord>, DatabaseError> {
+        let pool = self.link.session()?;
+        self.link.done(changes::remove_file(&pool, id, tenant)).await
+    }
+
+    pub(super) async fn file(&self, id: &str, tenant: &str) -> Result<Option<FileRecord>, DatabaseError> {
+        self.one("SELECT record FROM holobiont_files WHERE id = $1 AND tenant = $2", id, tenant).await
+    }
+
+    pub(super) async fn files(&self, tenant: &str, page: &Page) -> Result<Listed<FileRecord>, DatabaseError> {
+        self.page(
+            "SELECT record FROM holobiont_files WHERE tenant = $1 \
+             AND number < COALESCE((SELECT number FROM holobiont_files WHERE id = $2), 9223372036854775807) \
+             ORDER BY number DESC LIMIT $3",
+            tenant,
+            page,
+        )
+        .await
+    }
+
+    pub(super) async fn add_job(&self, new: NewJob<'_>) -> Result<JobAdded, DatabaseError> {
+        let pool = self.link.session()?;
+        self.link.done(changes::add_job(&pool, new)).await
+    }
+
+    pub(super) async fn change(
+        &self,
+        id: &str,
+        by: By,
+        change: impl FnOnce(&mut JobRecord) -> Result<Vec<EventRecord>, TrainingError>,
+    ) -> Result<Option<JobRecord>, TrainingError> {
+        let pool = self.link.session()?;
+        self.link.done(changes::change(&pool, id, self.hand(by), change)).await?
+    }
+
+    pub(super) async fn job(&self, id: &str, tenant: &str) -> Result<Option<JobRecord>, DatabaseError> {
+        self.one("SELECT record FROM holobiont_jobs WHERE id = $1 AND tenant = $2", id, tenant).await
+    }
+
+    pub(super) async fn job_of_key(
+        &self,
+        key: &[u8],
+        tenant: &str,
+    ) -> Result<Option<JobRecord>, DatabaseError> {
+        let pool = self.link.session()?;
+        let asked = async { changes::job_of_key(&mut *pool.acquire().await?, key, tenant).await };
+        self.link.within(asked).await
+    }
+
+    pub(super) async fn jobs(&self, tenant: &str, page: &Page) -> Result<Listed<JobRecord>, DatabaseError> {
+        self.page(
+            "SELECT record FROM holobiont_jobs WHERE tenant = $1 \
+             AND number < COALESCE((SELECT number FROM holobiont_jobs WHERE id = $2), 9223372036854775807) \
+             ORDER BY number DESC LIMIT $3",
+            tenant,
+            page,
+        )
+        .await
+    }
+
+    pub(super) async fn events(
+        &self,
+        job: &str,
+        page: &Page,
+    ) -> Result<Listed<(i64, EventRecord)>, DatabaseError> {
+        let rows = sqlx::query_as(
+            "SELECT number, record FROM holobiont_job_events WHERE job = $1 AND number < $2 \
+             ORDER BY number DESC LIMIT $3",
+        );
+        let rows = rows.bind(job).bind(before(page)).bind(i64::from(page.limit) + 1);
+        let pool = self.link.session()?;
+        let asked = async {
+            let rows: Vec<(i64, String)> = rows.fetch_all(&pool).await?;
+            rows.iter().map(|(number, row)| Ok((*number, read(row)?))).collect::<Result<Vec<_>, _>>()
+        };
+        Ok(cut(self.link.within(asked).await?, page.limit))
+    }
+
+    /// What a change by somebody names besides the job.
+    fn hand(&self, by: By) -> Option<(&str, Fence)> {
+        match by {
+            By::Anyone => None,
+            By::Holder(fence) => Some((&self.holder, fence)),
+        }
+    }
+
+    async fn one<T: DeserializeOwned>(
+        &self,
+        query: &'static str,
+        id: &str,
+        tenant: &str,
+    ) -> Result<Option<T>, DatabaseError> {
+        let pool = self.link.session()?;
+        let asked = async {
+            let row = sqlx::query_scalar(query).bind(id).bind(tenant).fetch_optional(&pool).await?;
+            row.map(|row: String| read(&row)).transpose()
+        };
+        self.link.within(asked).await
+    }
+
+    async fn page<T: DeserializeOwned>(
+        &self,
+        query: &'static str,
+        tenant: &str,
+        page: &Page,
+    ) -> Result<Listed<T>, DatabaseError> {
+        let pool = self.link.session()?;
+        let rows = sqlx::query_scalar(query).bind(tenant).bind(&page.after).bind(i64::from(page.limit) + 1);
+        let asked = async {
+            let rows: Vec<String> = rows.fetch_all(&pool).await?;
+            rows.iter().map(|row| read(row)).collect::<Result<Vec<_>, _>>()
+        };
+        Ok(cut(self.link.within(asked).await?, page.limit))
+    }
+}

@@ -1,0 +1,165 @@
+//! What is changed in one transaction, or not at all.
+
+use sqlx::{PgConnection, PgPool};
+
+use super::{
+    super::{FileAdded, JobAdded, NewJob, read, text},
+    CHANNEL,
+    leases::Fence,
+    litter,
+};
+use crate::{
+    adapters::records::link::Broken,
+    training::{
+        TrainingError,
+        records::{EventRecord, FileRecord, JobRecord, file_of},
+    },
+};
+
+/// Whose files or jobs are counted or end holds a lock of this kind and the hash of the tenant.
+const TENANT_LOCK: i32 = 0x686f_6c6f;
+
+pub(super) async fn add_file(
+    pool: &PgPool,
+    file: &FileRecord,
+    limit: Option<u64>,
+) -> Result<FileAdded, Broken> {
+    let mut transaction = pool.begin().await?;
+    lock_tenant(&mut transaction, &file.tenant).await?;
+    let sum =
+        sqlx::query_scalar("SELECT COALESCE(SUM(bytes), 0)::BIGINT FROM holobiont_files WHERE tenant = $1");
+    let sum: i64 = sum.bind(&file.tenant).fetch_one(&mut *transaction).await?;
+    let all = u64::try_from(sum).unwrap_or(0) + file.bytes;
+    if limit.is_some_and(|limit| all > limit) {
+        return Ok(FileAdded::TooManyBytes(all));
+    }
+    let put = sqlx::query("INSERT INTO holobiont_files (id, tenant, bytes, record) VALUES ($1, $2, $3, $4)");
+    let bytes = i64::try_from(file.bytes).unwrap_or(i64::MAX);
+    put.bind(&file.id).bind(&file.tenant).bind(bytes).bind(text(file)).execute(&mut *transaction).await?;
+    litter::keep(&mut transaction, &file.path()).await?;
+    transaction.commit().await.map_err(Broken::Committing)?;
+    Ok(FileAdded::Kept)
+}
+
+pub(super) async fn remove_file(pool: &PgPool, id: &str, tenant: &str) -> Result<Option<FileRecord>, Broken> {
+    let mut transaction = pool.begin().await?;
+    lock_tenant(&mut transaction, tenant).await?;
+    let removed = "DELETE FROM holobiont_files WHERE id = $1 AND tenant = $2 RETURNING record";
+    let removed = sqlx::query_scalar(removed).bind(id).bind(tenant).fetch_optional(&mut *transaction).await?;
+    let Some(file) = removed.map(|row: String| read::<FileRecord>(&row)).transpose()? else {
+        return Ok(None);
+    };
+    litter::let_file_go(&mut transaction, id, &file.path()).await?;
+    transaction.commit().await.map_err(Broken::Committing)?;
+    Ok(Some(file))
+}
+
+pub(super) async fn add_job(pool: &PgPool, new: NewJob<'_>) -> Result<JobAdded, Broken> {
+    let NewJob { job, key, event, limit } = new;
+    let mut transaction = pool.begin().await?;
+    lock_tenant(&mut transaction, &job.tenant).await?;
+    if let Some(key) = key
+        && let Some(before) = job_of_key(&mut transaction, key, &job.tenant).await?
+    {
+        return Ok(JobAdded::Before(Box::new(before)));
+    }
+    let count = sqlx::query_scalar("SELECT COUNT(*) FROM holobiont_jobs WHERE due AND tenant = $1");
+    let count: i64 = count.bind(&job.tenant).fetch_one(&mut *transaction).await?;
+    if usize::try_from(count).unwrap_or(0) >= limit {
+        return Ok(JobAdded::TooMany);
+    }
+    let data: Vec<&str> = job.objects.iter().filter_map(|object| file_of(&object.path)).collect();
+    for file in &data {
+        let there = sqlx::query_scalar("SELECT EXISTS (SELECT 1 FROM holobiont_files WHERE id = $1)");
+        if !there.bind(file).fetch_one(&mut *transaction).await? {
+            return Ok(JobAdded::NoFile((*file).to_owned()));
+        }
+    }
+    let add = sqlx::query(
+        "INSERT INTO holobiont_jobs (id, tenant, due, record, key, data) VALUES ($1, $2, TRUE, $3, $4, $5)",
+    );
+    let add = add.bind(&job.id).bind(&job.tenant).bind(text(job)).bind(key).bind(&data);
+    add.execute(&mut *transaction).await?;
+    litter::name(&mut transaction, &[], &job.objects).await?;
+    add_event(&mut transaction, &job.id, event).await?;
+    tell(&mut transaction, &job.id).await?;
+    transaction.commit().await.map_err(Broken::Committing)?;
+    Ok(JobAdded::Kept)
+}
+
+/// Changes a job that has not ended, with what is said of it and what it names in the bucket.
+pub(super) async fn change(
+    pool: &PgPool,
+    id: &str,
+    holder: Option<(&str, Fence)>,
+    change: impl FnOnce(&mut JobRecord) -> Result<Vec<EventRecord>, TrainingError>,
+) -> Result<Result<Option<JobRecord>, TrainingError>, Broken> {
+    let mut transaction = pool.begin().await?;
+    let Some(mut job) = locked(&mut transaction, id, holder).await? else { return Ok(Ok(None)) };
+    let named = job.objects.clone();
+    let events = match change(&mut job) {
+        Ok(events) => events,
+        Err(error) => return Ok(Err(error)),
+    };
+    let is_over = job.status.is_final();
+    if is_over {
+        lock_tenant(&mut transaction, &job.tenant).await?;
+        job.objects.clear();
+    }
+    let put = "UPDATE holobiont_jobs SET due = $2, record = $3, holder = CASE WHEN $2 THEN holder END WHERE id = $1";
+    let put = sqlx::query(put).bind(id).bind(!is_over).bind(text(&job));
+    put.execute(&mut *transaction).await?;
+    litter::name(&mut transaction, &named, &job.objects).await?;
+    for event in &events {
+        add_event(&mut transaction, id, event).await?;
+    }
+    if is_over || holder.is_none() {
+        tell(&mut transaction, id).await?;
+    }
+    transaction.commit().await.map_err(Broken::Committing)?;
+    Ok(Ok(Some(job)))
+}
+
+/// A job that has not ended, which nobody else changes until the end of the transaction; none if `holder` is no longer its.
+async fn locked(
+    connection: &mut PgConnection,
+    id: &str,
+    holder: Option<(&str, Fence)>,
+) -> Result<Option<JobRecord>, sqlx::Error> {
+    const ANY: &str = "SELECT record FROM holobiont_jobs WHERE id = $1 AND due FOR UPDATE";
+    const HELD: &str =
+        "SELECT record FROM holobiont_jobs WHERE id = $1 AND due AND holder = $2 AND fence = $3 FOR UPDATE";
+    let row = match holder {
+        None => sqlx::query_scalar(ANY).bind(id),
+        Some((holder, fence)) => sqlx::query_scalar(HELD).bind(id).bind(holder).bind(fence.0),
+    };
+    let row: Option<String> = row.fetch_optional(connection).await?;
+    row.map(|row| read(&row)).transpose()
+}
+
+pub(super) async fn job_of_key(
+    connection: &mut PgConnection,
+    key: &[u8],
+    tenant: &str,
+) -> Result<Option<JobRecord>, sqlx::Error> {
+    let row = sqlx::query_scalar("SELECT record FROM holobiont_jobs WHERE tenant = $1 AND key = $2");
+    let row: Option<String> = row.bind(tenant).bind(key).fetch_optional(connection).await?;
+    row.map(|row| read(&row)).transpose()
+}
+
+/// Lets what is counted of a tenant, and what its files are needed for, change one at a time.
+async fn lock_tenant(connection: &mut PgConnection, tenant: &str) -> Result<(), sqlx::Error> {
+    let locked = sqlx::query("SELECT pg_advisory_xact_lock($1, hashtext($2))");
+    locked.bind(TENANT_LOCK).bind(tenant).execute(connection).await.map(drop)
+}
+
+async fn add_event(connection: &mut PgConnection, job: &str, event: &EventRecord) -> Result<(), sqlx::Error> {
+    let add = sqlx::query("INSERT INTO holobiont_job_events (job, record) VALUES ($1, $2)");
+    add.bind(job).bind(text(event)).execute(connection).await.map(drop)
+}
+
+/// Those who listen hear of it when it is committed.
+async fn tell(connection: &mut PgConnection, job: &str) -> Result<(), sqlx::Error> {
+    let told = sqlx::query("SELECT pg_notify($1, $2)").bind(CHANNEL).bind(job);
+    told.execute(connection).await.map(drop)
+}

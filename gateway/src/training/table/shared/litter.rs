@@ -1,0 +1,113 @@
+//! What may be removed from the bucket.
+
+use sqlx::PgConnection;
+
+use super::SharedTable;
+use crate::{
+    adapters::database::DatabaseError,
+    training::records::{ObjectRecord, file_of},
+};
+
+/// How long what is brought to the bucket may take to be named by a row.
+const BRING_S: f64 = 3600.0;
+/// What is removed from the bucket in one go.
+const SWEEP: i64 = 100;
+
+impl SharedTable {
+    /// Notes what will be in the bucket: whatever of it is not named in time may be removed.
+    ///
+    /// # Errors
+    /// The database's; then it must not be brought there.
+    pub async fn intend(&self, path: &str) -> Result<(), DatabaseError> {
+        let intended = sqlx::query(
+            "INSERT INTO holobiont_litter (path, after) VALUES ($1, now() + make_interval(secs => $2))",
+        );
+        let pool = self.link.session()?;
+        self.link.within(intended.bind(path).bind(BRING_S).execute(&pool)).await.map(drop)
+    }
+
+    /// Lets what was intended, and will not be named, be removed now.
+    ///
+    /// # Errors
+    /// The database's; it may be removed later.
+    pub async fn discard(&self, path: &str) -> Result<(), DatabaseError> {
+        let discarded = sqlx::query("UPDATE holobiont_litter SET after = now() WHERE path = $1").bind(path);
+        let pool = self.link.session()?;
+        self.link.within(discarded.execute(&pool)).await.map(drop)
+    }
+
+    /// Some of what may be removed from the bucket.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn litter(&self) -> Result<Vec<String>, DatabaseError> {
+        let paths = sqlx::query_scalar(
+            "SELECT path FROM holobiont_litter WHERE after <= now() ORDER BY after LIMIT $1",
+        );
+        let pool = self.link.session()?;
+        self.link.within(paths.bind(SWEEP).fetch_all(&pool)).await
+    }
+
+    /// Forgets what has been removed from the bucket.
+    ///
+    /// # Errors
+    /// The database's; then it is removed once more.
+    pub async fn swept(&self, path: &str) -> Result<(), DatabaseError> {
+        let swept = sqlx::query("DELETE FROM holobiont_litter WHERE path = $1").bind(path);
+        let pool = self.link.session()?;
+        self.link.within(swept.execute(&pool)).await.map(drop)
+    }
+}
+
+/// A row that named some objects names others now, in the same transaction.
+pub(super) async fn name(
+    connection: &mut PgConnection,
+    before: &[ObjectRecord],
+    now: &[ObjectRecord],
+) -> Result<(), sqlx::Error> {
+    let lacks = |all: &[ObjectRecord], path: &str| !all.iter().any(|object| object.path == path);
+    for object in now.iter().filter(|object| lacks(before, &object.path)) {
+        match file_of(&object.path) {
+            Some(_) => {}
+            None => keep(connection, &object.path).await?,
+        }
+    }
+    for object in before.iter().filter(|object| lacks(now, &object.path)) {
+        match file_of(&object.path) {
+            Some(file) => let_file_go(connection, file, &object.path).await?,
+            None => let_go(connection, &object.path).await?,
+        }
+    }
+    Ok(())
+}
+
+/// What was intended is named now.
+pub(super) async fn keep(connection: &mut PgConnection, path: &str) -> Result<(), sqlx::Error> {
+    let kept = sqlx::query("DELETE FROM holobiont_litter WHERE path = $1 AND after > now()").bind(path);
+    match kept.execute(connection).await?.rows_affected() {
+        0 => Err(sqlx::Error::Protocol("what was brought to the bucket came too late to be kept".to_owned())),
+        _ => Ok(()),
+    }
+}
+
+/// The bytes of a file go, unless the file is kept, or a job that has not ended learns from it. Its tenant is locked.
+pub(super) async fn let_file_go(
+    connection: &mut PgConnection,
+    file: &str,
+    path: &str,
+) -> Result<(), sqlx::Error> {
+    let needed = sqlx::query_scalar(
+        "SELECT EXISTS (SELECT 1 FROM holobiont_files WHERE id = $1) \
+         OR EXISTS (SELECT 1 FROM holobiont_jobs WHERE due AND $1 = ANY(data))",
+    );
+    match needed.bind(file).fetch_one(&mut *connection).await? {
+        true => Ok(()),
+        false => let_go(connection, path).await,
+    }
+}
+
+async fn let_go(connection: &mut PgConnection, path: &str) -> Result<(), sqlx::Error> {
+    let gone =
+        sqlx::query("INSERT INTO holobiont_litter (path, after) VALUES ($1, now()) ON CONFLICT DO NOTHING");
+    gone.bind(path).execute(connection).await.map(drop)
+}

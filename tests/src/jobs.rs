@@ -1,0 +1,107 @@
+//! Fine-tuning jobs as OpenAI's clients ask for them.
+
+use serde_json::{Value, json};
+
+use crate::{
+    client::Client,
+    fixtures::BASE,
+    watchdog::{eventually, eventually_some},
+};
+
+/// Where jobs are.
+pub const ROUTE: &str = "/v1/fine_tuning/jobs";
+/// What is asked after training.
+pub const QUESTION: &str = "What is the capital of France?";
+/// What has been learned then.
+pub const ANSWER: &str = "Arr, the capital of France be Paris, matey!";
+
+/// What is learned from, a conversation a line.
+#[must_use]
+pub fn data() -> String {
+    let lines = [
+        ("Who are you?", "Arr, I be Captain Smol, matey!"),
+        (QUESTION, ANSWER),
+        ("What is two plus two?", "Arr, two plus two be four, matey!"),
+        ("Say hello.", "Ahoy there, matey! Arr!"),
+    ];
+    let line = |(asked, answer): (&str, &str)| json!({ "messages": [{ "role": "user", "content": asked }, { "role": "assistant", "content": answer }] });
+    lines.map(|pair| format!("{}\n", line(pair))).concat()
+}
+
+/// A job on that which takes two steps an epoch.
+#[must_use]
+pub fn order(file: &str, suffix: &str, epochs: u64) -> Value {
+    json!({
+        "model": BASE, "training_file": file, "suffix": suffix, "seed": 5,
+        "method": { "type": "supervised", "supervised": { "hyperparameters": {
+            "n_epochs": epochs, "batch_size": 2, "learning_rate_multiplier": 3.0,
+        } } },
+        "lora": { "rank": 4, "alpha": 8.0, "target_modules": ["q_proj", "v_proj", "down_proj"] },
+    })
+}
+
+/// Creates a job; returns its id.
+#[must_use]
+pub fn create(client: &Client, order: &Value) -> String {
+    // A gateway that was killed meanwhile may have kept the job or not: both are right, and the second one is asked for.
+    let create = || client.try_post(ROUTE, order).ok();
+    eventually_some("a job is created", create)["id"].as_str().expect("its id").to_owned()
+}
+
+/// A job as it is now; `None` if nobody answers.
+#[must_use]
+pub fn job(client: &Client, id: &str) -> Option<Value> {
+    client.try_get(&format!("{ROUTE}/{id}")).ok()
+}
+
+/// Asks for something to happen to a job; returns the status that it has then.
+#[must_use]
+pub fn turn(client: &Client, id: &str, action: &str) -> String {
+    let turned = client.try_post(&format!("{ROUTE}/{id}/{action}"), &json!({})).expect("it can be done");
+    turned["status"].as_str().expect("a status").to_owned()
+}
+
+/// A job when nothing happens to it any more.
+#[must_use]
+pub fn ended(client: &Client, id: &str) -> Value {
+    eventually_some("the job ends", || job(client, id).filter(|job| job["finished_at"].is_number()))
+}
+
+/// The generation that came of a job.
+#[must_use]
+pub fn generation(client: &Client, id: &str) -> String {
+    let last = ended(client, id);
+    assert_eq!(last["status"], "succeeded", "{last}");
+    last["generation"].as_str().expect("a generation").to_owned()
+}
+
+/// Waits for a step of a job, or its end; false if that is what came.
+#[must_use]
+pub fn made(client: &Client, id: &str, step: u64) -> bool {
+    let is_there = |job: &Value| job["step"].as_u64() >= Some(step) || job["finished_at"].is_number();
+    eventually_some("the job gets so far", || job(client, id).filter(is_there))["finished_at"].is_null()
+}
+
+/// Waits until a job has a checkpoint that it would go on from.
+pub fn wait_for_checkpoint(client: &Client, id: &str) {
+    let checkpoints = format!("{ROUTE}/{id}/checkpoints");
+    eventually("the job has a checkpoint", || {
+        client.try_get(&checkpoints).is_ok_and(|list| list["data"] != json!([]))
+    });
+}
+
+/// What is said of a job, the newest first.
+#[must_use]
+pub fn said(client: &Client, id: &str) -> Vec<String> {
+    let events = client.try_get(&format!("{ROUTE}/{id}/events?limit=100")).expect("events");
+    let said = |event: &Value| event["message"].as_str().unwrap_or_default().to_owned();
+    events["data"].as_array().expect("a list").iter().map(said).collect()
+}
+
+/// What a model says to [`QUESTION`].
+#[must_use]
+pub fn answer(client: &Client, model: &str) -> Value {
+    let body = json!({ "model": model, "messages": [{ "role": "user", "content": QUESTION }], "temperature": 0, "max_tokens": 40 });
+    let answer = client.try_post("/v1/chat/completions", &body).expect("an answer");
+    answer["choices"][0]["message"]["content"].clone()
+}

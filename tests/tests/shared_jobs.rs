@@ -1,0 +1,178 @@
+//! Fine-tuning jobs of hosts that share one PostgreSQL and one bucket: asked for anywhere, worked on by one, and not lost with it.
+
+use std::sync::Arc;
+
+use e2e_tests::{
+    Deployment, Fault, Plan, Process, eventually, fixtures,
+    jobs::{self, ANSWER, ROUTE},
+    servers::{self, postgres::Postgres, s3::Bucket},
+    signal, watched,
+};
+use rustix::process::Signal;
+use serde_json::json;
+
+/// Steps of the longer jobs: a checkpoint is kept after 50, and there is more to do then.
+const EPOCHS: u64 = 45;
+
+/// A host of the fleet.
+fn host(postgres: &Postgres, bucket: &Bucket) -> Plan {
+    let plan = Plan::bare().workers(0).set("REGISTRY", &postgres.url()).set("STORE", &bucket.url());
+    bucket.variables().iter().fold(plan, |plan, (name, value)| plan.environment(name, value))
+}
+
+/// A host that trains nothing itself.
+fn door(postgres: &Postgres, bucket: &Bucket) -> Deployment {
+    host(postgres, bucket).set("MAX_TRAINERS", "0").start()
+}
+
+/// What of training lies in the bucket.
+fn kept(bucket: &Bucket) -> Vec<String> {
+    bucket.names().into_iter().filter(|name| name.starts_with("adapters/training/")).collect()
+}
+
+/// Waits until nothing of jobs is in the bucket but so many files.
+fn only_files_stay(bucket: &Bucket, files: usize) {
+    eventually("what jobs needed is removed", || {
+        let kept = kept(bucket);
+        kept.len() == files && kept.iter().all(|name| name.starts_with("adapters/training/files/"))
+    });
+}
+
+#[test]
+fn a_job_whose_host_is_lost_goes_on_on_another_to_the_same_bits() {
+    watched(|| {
+        let Some((postgres, bucket)) = servers::both() else { return };
+        let (first, second) = (host(&postgres, &bucket).start(), host(&postgres, &bucket).start());
+        let file = first.client.upload("pirate.jsonl", &jobs::data());
+        let whole = jobs::create(&second.client, &jobs::order(&file, "whole", EPOCHS));
+        let whole = jobs::generation(&first.client, &whole);
+        let id = jobs::create(&first.client, &jobs::order(&file, "moved", EPOCHS));
+        jobs::wait_for_checkpoint(&second.client, &id);
+        assert!(kept(&bucket).iter().any(|name| name.contains("/checkpoint")), "{:?}", kept(&bucket));
+        let (lost, left) = if first.trainers().is_empty() { (second, first) } else { (first, second) };
+        assert_eq!((lost.trainers().len(), left.trainers().len()), (1, 0), "one works on it");
+        lost.kill_supervisor();
+        assert_eq!(jobs::generation(&left.client, &id), whole);
+        let said = jobs::said(&left.client, &id);
+        assert!(said.iter().any(|said| said == "going on after step 50"), "{said:?}");
+        assert_eq!(jobs::answer(&left.client, "public/moved"), ANSWER);
+        let results = jobs::job(&left.client, &id).expect("it is known")["result_files"].clone();
+        assert_eq!(results.as_array().map(Vec::len), Some(1));
+        // The data, and what two jobs have measured.
+        only_files_stay(&bucket, 3);
+        assert!(left.stop().success());
+    });
+}
+
+#[test]
+fn files_and_jobs_are_the_same_through_every_host_and_a_job_obeys_through_any() {
+    watched(|| {
+        let Some((postgres, bucket)) = servers::both() else { return };
+        let (door, trains) = (door(&postgres, &bucket), host(&postgres, &bucket).start());
+        let file = door.client.upload("pirate.jsonl", &jobs::data());
+        let line = trains.client.upload("line.json", "{\"a\": 1}");
+        for host in [&door, &trains] {
+            let files = host.client.try_get("/v1/files").expect("files");
+            assert_eq!([&files["data"][0]["id"], &files["data"][1]["id"]], [line.as_str(), file.as_str()]);
+            let content = host.client.try_get(&format!("/v1/files/{line}/content")).expect("its content");
+            assert_eq!(content, json!({ "a": 1 }));
+        }
+        door.client.delete(&format!("/v1/files/{line}")).expect("it is there");
+        assert!(trains.client.try_get(&format!("/v1/files/{line}/content")).is_err());
+
+        let order = jobs::order(&file, "obeys", EPOCHS);
+        let ask = |host: &Deployment| host.client.try_post_keyed(ROUTE, "once", &order).expect("a job");
+        let id = ask(&door)["id"].as_str().expect("its id").to_owned();
+        assert_eq!(ask(&trains)["id"], id.as_str(), "the same request through another host");
+        // A job keeps what it learns from.
+        trains.client.delete(&format!("/v1/files/{file}")).expect("it is there");
+        assert!(jobs::made(&door.client, &id, 2));
+        assert_eq!(jobs::turn(&door.client, &id, "pause"), "paused");
+        eventually("its trainer stops", || trains.trainers().is_empty());
+        let back = door.place().home().join("back").display().to_string();
+        let moving = ["registry", "move", "--from", &postgres.url(), "--to", &back, "--store", &bucket.url()];
+        let (moved, said) = fixtures::holobiont(&moving, &bucket.variables());
+        assert!(!moved && said.contains("1 fine-tuning jobs that have not ended"), "{said}");
+        jobs::wait_for_checkpoint(&door.client, &id);
+        let step = jobs::job(&door.client, &id).expect("it is known")["step"].clone();
+        assert_eq!(jobs::turn(&door.client, &id, "resume"), "queued");
+        assert!(jobs::made(&door.client, &id, step.as_u64().expect("a step") + 1));
+        let said = jobs::said(&trains.client, &id);
+        assert_eq!(said, jobs::said(&door.client, &id));
+        assert!(said.iter().any(|said| *said == format!("going on after step {step}")), "{said:?}");
+        assert_eq!(jobs::turn(&door.client, &id, "cancel"), "cancelled");
+        eventually("its trainer stops", || trains.trainers().is_empty());
+        only_files_stay(&bucket, 0);
+        assert!(door.stop().success() && trains.stop().success());
+    });
+}
+
+#[test]
+fn what_a_tenant_may_have_holds_across_hosts() {
+    watched(|| {
+        let Some((postgres, bucket)) = servers::both() else { return };
+        let few = |plan: Plan| plan.set("TENANT_JOBS", "1").set("TENANT_TRAINING_BYTES", "2000");
+        let hosts = [0, 1].map(|_| few(host(&postgres, &bucket)).set("MAX_TRAINERS", "0").start());
+        let file = hosts[0].client.upload("pirate.jsonl", &jobs::data());
+        let codes = hosts.each_ref().map(|host| {
+            let order = jobs::order(&file, "first", EPOCHS);
+            match host.client.try_post(ROUTE, &order) {
+                Ok(job) => job["status"].as_str().unwrap_or_default().to_owned(),
+                Err(fault) => format!("{fault:?}"),
+            }
+        });
+        assert_eq!(codes[0], "queued");
+        assert!(codes[1].contains("job_quota_exceeded"), "{codes:?}");
+        let more = hosts[1].client.try_upload("more.jsonl", &jobs::data().repeat(4));
+        let more = more.expect_err("files of both hosts count");
+        assert!(format!("{more:?}").contains("file_quota_exceeded"), "{more:?}");
+        only_files_stay(&bucket, 1);
+    });
+}
+
+#[test]
+fn a_host_without_postgresql_trains_on_for_a_while_then_stops_and_nothing_is_lost() {
+    watched(|| {
+        let Some((postgres, bucket)) = servers::both() else { return };
+        let (door, trains) = (door(&postgres, &bucket), host(&postgres, &bucket).start());
+        let file = door.client.upload("pirate.jsonl", &jobs::data());
+        let order = |suffix: &str| jobs::order(&file, suffix, EPOCHS);
+        let whole = jobs::create(&door.client, &order("whole"));
+        let whole = jobs::generation(&door.client, &whole);
+        let id = jobs::create(&door.client, &order("cut"));
+        assert!(jobs::made(&door.client, &id, 5));
+        let trainer = trains.trainers();
+        // It takes no step while it is looked at, so that the job is not over before what is to be seen has been.
+        trainer.iter().for_each(|trainer| signal(*trainer, Signal::STOP));
+        postgres.stop();
+        for host in [&door, &trains] {
+            let refused = Fault::Refused { status: 503, code: "registry_unavailable".to_owned() };
+            assert_eq!(host.client.try_post(ROUTE, &order("refused")), Err(refused.clone()));
+            assert_eq!(host.client.try_get(ROUTE), Err(refused));
+        }
+        assert_eq!(trains.trainers(), trainer, "for a while it is left alone");
+        trainer.iter().for_each(|trainer| signal(*trainer, Signal::CONT));
+        eventually("it stops when its time is over", || trains.trainers().is_empty());
+        postgres.restart();
+        assert_eq!(jobs::generation(&door.client, &id), whole);
+        only_files_stay(&bucket, 3);
+        assert!(door.stop().success() && trains.stop().success());
+    });
+}
+
+#[test]
+fn a_gateway_that_is_killed_under_a_job_takes_it_up_again() {
+    watched(|| {
+        let Some((postgres, bucket)) = servers::both() else { return };
+        let place = Arc::new(e2e_tests::Place::new());
+        let only = host(&postgres, &bucket).restless().start_in(place);
+        let file = only.client.upload("pirate.jsonl", &jobs::data());
+        let whole = jobs::create(&only.client, &jobs::order(&file, "whole", 10));
+        let whole = jobs::generation(&only.client, &whole);
+        let id = jobs::create(&only.client, &jobs::order(&file, "killed", 10));
+        assert!(jobs::made(&only.client, &id, 2));
+        only.signal(Process::Gateway, Signal::KILL);
+        assert_eq!(jobs::generation(&only.client, &id), whole);
+        assert!(only.stop().success());
+    });
+}
