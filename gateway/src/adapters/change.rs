@@ -147,7 +147,8 @@ impl Registry {
         Ok(copied.await??)
     }
 
-    /// The entry there is, if the request asks for just that: it is brought in, and nothing is written.
+    /// The entry there is, if the request asks for just that: it is brought in, and nothing is written. Whoever shares the
+    /// registry may have changed it a moment ago, so it is asked.
     async fn already(
         &self,
         request: &LoadRequest,
@@ -161,6 +162,7 @@ impl Registry {
         let Some(old) = old.filter(same) else {
             return Ok(None);
         };
+        self.records.confirm(old).await?;
         if !self.store.has(incoming.content) {
             self.store.install(incoming)?;
         }

@@ -92,6 +92,17 @@ impl Records {
         }
     }
 
+    /// Fails unless an adapter is registered as it is known here.
+    ///
+    /// # Errors
+    /// As [`Records::put`].
+    pub(super) async fn confirm(&self, entry: &Entry) -> Result<(), DatabaseError> {
+        match self {
+            Self::Host(_) => Ok(()),
+            Self::Shared(shared) => shared.confirm(&entry.record.name, entry.version()).await,
+        }
+    }
+
     /// Remembers when adapters were last used, in microseconds since 1970.
     ///
     /// # Errors

@@ -180,6 +180,15 @@ impl Shared {
         self.settled(name, timeout(PATIENCE, postgres::set_pinned(&pool, name, version, pinned)).await)
     }
 
+    /// See [`super::Records::confirm`].
+    pub(super) async fn confirm(&self, name: &str, version: u64) -> Result<(), DatabaseError> {
+        let pool = self.session()?;
+        match self.within(postgres::is_registered(&pool, name, version)).await? {
+            true => Ok(()),
+            false => Err(DatabaseError::Conflict(name.to_owned())),
+        }
+    }
+
     /// See [`super::Records::set_used`].
     pub(super) async fn set_used(&self, used: &[(String, u64)]) -> Result<(), DatabaseError> {
         let pool = self.session()?;

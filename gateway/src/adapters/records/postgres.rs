@@ -137,6 +137,13 @@ pub(super) async fn set_pinned(
     finish(transaction, number, name, &changed).await
 }
 
+/// Whether an adapter has this version.
+pub(super) async fn is_registered(pool: &PgPool, name: &str, version: u64) -> Result<bool, sqlx::Error> {
+    let asked =
+        sqlx::query_scalar("SELECT EXISTS (SELECT FROM holobiont_adapters WHERE name = $1 AND version = $2)");
+    asked.bind(name).bind(signed(version)).fetch_one(pool).await
+}
+
 /// Keeps all changes from being committed as long as what is returned lives; `None` if an adapter of `content` is registered.
 pub(super) async fn hold(
     pool: &PgPool,
