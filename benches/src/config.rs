@@ -90,7 +90,7 @@ pub(crate) struct Args {
     /// Folder of a config.json: the shape that is measured on a GPU (default: that of Llama-2-7B).
     #[arg(long, value_name = "DIR")]
     shape: Option<PathBuf>,
-    /// The cost model that `costs` writes and `reality` reads; `fleet` writes one for each executor beside it.
+    /// The cost model that `costs` writes and `reality` reads; `forecast` writes one for each executor beside it.
     #[arg(long, value_name = "FILE", default_value = "costs.json")]
     costs: PathBuf,
     /// A draft adapter for the model, which `drafts` measures too.

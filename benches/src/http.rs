@@ -157,6 +157,11 @@ impl<D: Dialect> Server<D> {
         Ok(Self { dialect: change(self.dialect)?, ..self })
     }
 
+    /// How it is spoken to.
+    pub(crate) fn dialect(&self) -> &D {
+        &self.dialect
+    }
+
     /// Where it listens.
     pub(crate) fn port(&self) -> u16 {
         self.port

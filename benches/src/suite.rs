@@ -5,7 +5,7 @@ use anyhow::{Context, Result};
 use crate::{
     board, cold,
     config::{Config, Name},
-    executors, fairness, far, fleet, gpu, grammar, limits, llama_cpp,
+    executors, fairness, far, fleet, forecast, gpu, grammar, limits, llama_cpp,
     machine::Cores,
     many_cores, perf_model, picker, reality,
     report::{Comparison, Outcome},
@@ -77,6 +77,7 @@ fn measure_alone(name: Name, config: &Config, cores: &Cores) -> Result<Vec<Compa
         Name::Executors => executors::run(config, cores),
         Name::PerfModel => perf_model::run(config, cores),
         Name::Fairness => fairness::run(config, cores),
+        Name::Forecast => forecast::run(config, cores),
         Name::Fleet => fleet::run(config, cores),
         Name::Picker => picker::run(),
         Name::Far => far::run(config, cores),

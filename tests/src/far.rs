@@ -25,8 +25,8 @@ use shmproto::{
 use tempfile::TempDir;
 
 use crate::{
-    deployment::Plan,
     fixtures::{self, program},
+    plan::Plan,
     split::{Doors, GATEWAY},
     watchdog::WATCHDOG,
 };

@@ -22,7 +22,7 @@ pub const MODELS: [&str; 4] = [BASE, "pirate", "json", "haiku"];
 /// # Panics
 /// If it does not start.
 #[must_use]
-pub fn holobiont(arguments: &[&str], variables: &[(String, String)]) -> (bool, String) {
+pub fn holobiont(arguments: &[&str], variables: &[(&str, String)]) -> (bool, String) {
     let mut command = Command::new(program("holobiont"));
     let variables = variables.iter().map(|(name, value)| (name, value));
     let output = command.args(arguments).envs(variables).output().expect("it starts");

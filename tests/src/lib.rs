@@ -2,7 +2,7 @@
 //!
 //! # Layout
 //!
-//! - [`deployment`]: `holobiont up` as a value: started by a [`Plan`], stopped when it is dropped
+//! - [`plan`], [`deployment`]: `holobiont up` as a value: started by a [`Plan`], stopped when it is dropped
 //! - `cores`: which cores it computes on
 //! - [`client`]: the requests the tests make, each with a time limit
 //! - [`answer`]: what came back, exact to the last bit of every log-probability
@@ -37,7 +37,9 @@ pub mod fixtures;
 pub mod fleet;
 pub mod gpu;
 pub mod jobs;
+pub mod network;
 mod place;
+pub mod plan;
 pub mod proc;
 pub mod repeats;
 pub mod servers;
@@ -48,9 +50,10 @@ pub mod watchdog;
 
 pub use answer::Answer;
 pub use client::{Ask, Client, Fault};
-pub use deployment::{Deployment, Plan, Process};
+pub use deployment::{Deployment, Process};
 pub use fixtures::{BASE, EXAMPLES, MODELS};
 pub use place::Place;
+pub use plan::Plan;
 pub use proc::SharedMemory;
 pub use stream::{Ending, Stream};
 pub use watchdog::{WATCHDOG, eventually, eventually_some, signal, watched};

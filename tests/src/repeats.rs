@@ -43,6 +43,8 @@ pub const SEED: Repeats = Repeats::new("HOLOBIONT_SEED", 1);
 pub const KILLS: Repeats = Repeats::new("HOLOBIONT_KILLS", 100);
 /// Deaths of one of two executors under load.
 pub const EXECUTOR_KILLS: Repeats = Repeats::new("HOLOBIONT_EXECUTOR_KILLS", 40);
+/// Things that fail of a fleet under load.
+pub const FLEET_FAULTS: Repeats = Repeats::new("HOLOBIONT_FLEET_FAULTS", 8);
 /// Loads, replacements and unloads under load.
 pub const CHURN: Repeats = Repeats::new("HOLOBIONT_CHURN", 300);
 /// Workers that are killed or stopped.

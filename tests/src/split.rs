@@ -30,8 +30,9 @@ pub use program::{Ended, Program};
 pub use tenant::{Score, Tenant};
 
 use crate::{
-    deployment::{Deployment, Plan, Process},
+    deployment::{Deployment, Process},
     fixtures::program,
+    plan::Plan,
     proc::{self, SharedMemory},
     watchdog::WATCHDOG,
 };

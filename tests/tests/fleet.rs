@@ -12,7 +12,7 @@ use e2e_tests::{
     chaos::{Traffic, Variants},
     eventually,
     fixtures::{self, prompt},
-    fleet::Fleet,
+    fleet::{Fleet, front::Setup},
     watched,
 };
 use rustix::process::Signal;
@@ -27,7 +27,7 @@ fn plan() -> Plan {
 #[test]
 fn a_request_goes_to_the_host_that_has_its_adapter_and_says_what_that_host_says() {
     watched(|| {
-        let fleet = Fleet::start(2, plan, &[]);
+        let fleet = Fleet::start(2, plan, Setup::default());
         // Each host has an adapter of its own.
         for (index, (name, example)) in [("left", "pirate"), ("right", "haiku")].into_iter().enumerate() {
             let host = fleet.host(index);
@@ -64,7 +64,7 @@ fn a_body_that_is_sent_back_by_the_picker_reaches_the_host_as_it_was() {
             ("request_body_mode: BUFFERED", "request_body_mode: FULL_DUPLEX_STREAMED"),
             ("request_trailer_mode: SKIP", "request_trailer_mode: SEND"),
         ];
-        let fleet = Fleet::start_as(1, plan, &[], &changes);
+        let fleet = Fleet::start(1, plan, Setup { changes: &changes, ..Setup::default() });
         // Longer than a piece, and than what Envoy reads at once.
         let text = "Words, one after the other. ".repeat(20_000);
         let [through, direct] = [&fleet.client, &fleet.host(0).client]
@@ -79,7 +79,7 @@ fn a_body_that_is_sent_back_by_the_picker_reaches_the_host_as_it_was() {
 #[test]
 fn a_beginning_that_was_computed_once_is_found_again_on_the_same_host() {
     watched(|| {
-        let fleet = Fleet::start(2, plan, &[]);
+        let fleet = Fleet::start(2, plan, Setup::default());
         let before = [0, 1].map(|index| fleet.generated(index));
         for index in 0..8 {
             let text = format!("{} Question {index}?", "One story that all of them are about. ".repeat(60));
@@ -98,7 +98,7 @@ fn a_beginning_that_was_computed_once_is_found_again_on_the_same_host() {
 #[test]
 fn hosts_and_pickers_may_die_and_be_drained_and_no_request_is_lost() {
     watched(|| {
-        let mut fleet = Fleet::start(3, || plan().restless(), &[]);
+        let mut fleet = Fleet::start(3, || plan().restless(), Setup::default());
         let host = fleet.host(0);
         let variants = Arc::new(Variants::learn(&host.client, &host.place().adapters(), 1));
         for index in 0..3 {
@@ -154,7 +154,7 @@ fn hosts_and_pickers_may_die_and_be_drained_and_no_request_is_lost() {
 #[test]
 fn a_promise_that_nobody_can_keep_is_refused_in_words_that_clients_understand() {
     watched(|| {
-        let fleet = Fleet::start(1, plan, &[("PICKER_TTFT_MS", "1")]);
+        let fleet = Fleet::start(1, plan, Setup { settings: &[("PICKER_TTFT_MS", "1")], ..Setup::default() });
         let slow = Ask::new(BASE, prompt(5, 400), 300);
         let streams: Vec<_> = (0..2).filter_map(|_| fleet.client.try_stream(&slow).ok()).collect();
         assert!(!streams.is_empty(), "who finds nothing to wait for is let in");

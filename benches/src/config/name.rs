@@ -60,6 +60,8 @@ pub(crate) enum Name {
     /// Tenants beside one that floods, and beside each other by their weights.
     Fairness,
     /// Three executors of unequal speed, for real and as `holobiont simulate` forecasts.
+    Forecast,
+    /// Hosts behind Envoy that share a registry and a bucket, part by part.
     Fleet,
     /// What the endpoint picker takes to say which host a request goes to.
     Picker,
@@ -87,7 +89,7 @@ pub(crate) enum Name {
     Costs,
     /// Five workloads, for real and by the simulator with those costs.
     Reality,
-    /// Every one of them but `xab`, which needs PyTorch, `costs`, `reality` and `fleet`, and those of a GPU.
+    /// Every one of them but `xab`, which needs PyTorch, `costs`, `reality` and `forecast`, `fleet`, which needs servers that hosts share, and those of a GPU.
     All,
 }
 

@@ -161,9 +161,10 @@ impl Host {
 }
 
 pub(crate) fn fleet(postgres: &Postgres, bucket: &Bucket, cache_bytes: u64) -> Fleet {
+    let variables = bucket.variables().into_iter().map(|(name, value)| (name.to_owned(), value));
     Fleet {
         registry: PostgresAddress::parse(&postgres.url()).unwrap(),
-        store: BucketAddress::parse(&bucket.url(), bucket.variables()).unwrap(),
+        store: BucketAddress::parse(&bucket.url(), variables).unwrap(),
         cache_bytes,
         key_file: None,
     }

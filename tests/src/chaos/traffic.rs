@@ -137,18 +137,18 @@ impl Traffic {
     /// Fails if a client has seen something it should not have.
     pub fn check(&mut self) {
         if self.clients.iter().any(JoinHandle::is_finished) {
-            self.join();
+            self.end();
         }
     }
 
     /// Lets every client end its request; returns what they saw.
     pub fn finish(mut self) -> Arc<Tally> {
-        self.stop.store(true, Ordering::Relaxed);
-        self.join();
+        self.end();
         Arc::clone(&self.tally)
     }
 
-    fn join(&mut self) {
+    /// Lets every client end its request. Fails if one has seen something it should not have.
+    pub fn end(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         for client in self.clients.drain(..) {
             if let Err(panic) = client.join() {

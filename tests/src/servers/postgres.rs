@@ -4,9 +4,10 @@ use std::{
     fs,
     os::unix::{fs::chown, process::CommandExt as _},
     path::PathBuf,
-    process::{Command, Stdio},
+    process::{Command, ExitStatus, Stdio},
 };
 
+use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 /// Where Debian keeps its programs, by version.
@@ -47,16 +48,69 @@ impl Postgres {
         let (Some(initdb), Some(_)) = (program("initdb"), program("pg_ctl")) else {
             return Err("there is no PostgreSQL; apt install postgresql");
         };
+        let postgres = Self::nothing_yet();
+        let arguments = ["--no-sync", "--auth=trust", "--username=fleet", "--encoding=UTF8", "--pgdata"];
+        postgres.run(Command::new(initdb).args(arguments).arg(postgres.data()));
+        postgres.restart();
+        Ok(postgres)
+    }
+
+    /// Room for a cluster.
+    fn nothing_yet() -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         let owner = owner();
         if let Some((user, group)) = owner {
             chown(directory.path(), Some(user), Some(group)).expect("it can be given away");
         }
-        let postgres = Self { directory, port: super::free_port(), owner };
-        let arguments = ["--no-sync", "--auth=trust", "--username=fleet", "--encoding=UTF8", "--pgdata"];
-        postgres.run(Command::new(initdb).args(arguments).arg(postgres.data()));
-        postgres.restart();
-        Ok(postgres)
+        Self { directory, port: super::free_port(), owner }
+    }
+
+    /// A standby, which has what this one has. From now on this one answers what the standby has received, too.
+    #[must_use]
+    pub fn standby(&self) -> Self {
+        let standby = Self::nothing_yet();
+        let copy = program("pg_basebackup").expect("it comes with the others");
+        let mut command = Command::new(copy);
+        command.args(["--no-sync", "--checkpoint=fast", "--wal-method=stream", "--write-recovery-conf"]);
+        command.args(["--host=127.0.0.1", "--username=fleet", "--port", &self.port.to_string(), "--pgdata"]);
+        standby.run(command.arg(standby.data()));
+        standby.restart();
+        self.ask("ALTER SYSTEM SET synchronous_standby_names = '*'");
+        self.ask("SELECT pg_reload_conf()");
+        patience::eventually("the standby has all", || {
+            self.ask("SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'") == "1"
+        });
+        // What was committed before came before this.
+        self.ask("CREATE TABLE IF NOT EXISTS standbys (number integer)");
+        standby
+    }
+
+    /// Makes a standby the one that takes changes.
+    pub fn promote(&self) {
+        self.control(&["promote", "-w"]);
+    }
+
+    /// What comes of a command in SQL: its first column, without spaces.
+    pub fn ask(&self, command: &str) -> String {
+        let mut psql = Command::new(program("psql").expect("it comes with the others"));
+        psql.args(["--no-psqlrc", "--tuples-only", "--no-align", "--command", command, &self.url()]);
+        let output = psql.stdin(Stdio::null()).output().expect("it starts");
+        let said = [output.stdout, output.stderr].map(|said| String::from_utf8_lossy(&said).into_owned());
+        assert!(output.status.success(), "{command}: {said:?}");
+        said[0].trim().to_owned()
+    }
+
+    /// Kills its first process. The others end when they notice.
+    pub fn kill(&self) {
+        let file = fs::read_to_string(self.data().join("postmaster.pid")).expect("it runs");
+        let id = file.lines().next().and_then(|id| id.trim().parse().ok()).and_then(Pid::from_raw);
+        kill_process(id.expect("a process id"), Signal::KILL).expect("it runs");
+    }
+
+    /// The port of loopback that it has.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.port
     }
 
     /// Its address, as a setting names it.
@@ -69,8 +123,11 @@ impl Postgres {
     pub fn restart(&self) {
         let folder = self.directory.path().display();
         let options = format!("-p {} -h 127.0.0.1 -k {folder} -F", self.port);
-        let log = self.directory.path().join("log");
-        self.control(&["start", "-w", "-l", &log.display().to_string(), "-o", &options]);
+        let log = self.directory.path().join("log").display().to_string();
+        // What is left of one that was killed holds its memory for a moment.
+        patience::eventually("it starts", || {
+            self.try_control(&["start", "-w", "-l", &log, "-o", &options]).success()
+        });
     }
 
     /// Ends it at once: whoever is connected is cut off, and what was committed is there when it comes back.
@@ -78,23 +135,40 @@ impl Postgres {
         self.control(&["stop", "-m", "immediate"]);
     }
 
+    /// Ends it in good order: whoever is connected is told, and what is under way is rolled back.
+    pub fn shut_down(&self) {
+        self.control(&["stop", "-m", "fast"]);
+    }
+
     fn data(&self) -> PathBuf {
         self.directory.path().join("data")
     }
 
     fn control(&self, arguments: &[&str]) {
+        let status = self.try_control(arguments);
+        assert!(status.success(), "pg_ctl {arguments:?}: {status}\n{}", self.log());
+    }
+
+    fn try_control(&self, arguments: &[&str]) -> ExitStatus {
         let pg_ctl = program("pg_ctl").expect("it was there");
-        self.run(Command::new(pg_ctl).arg("--pgdata").arg(self.data()).args(arguments));
+        self.status(Command::new(pg_ctl).arg("--pgdata").arg(self.data()).args(arguments))
     }
 
     fn run(&self, command: &mut Command) {
+        let status = self.status(command);
+        assert!(status.success(), "{command:?}: {status}\n{}", self.log());
+    }
+
+    fn status(&self, command: &mut Command) -> ExitStatus {
         if let Some((user, group)) = self.owner {
             command.uid(user).gid(group);
         }
         let command = command.current_dir(self.directory.path()).stdin(Stdio::null()).stdout(Stdio::null());
-        let status = command.stderr(Stdio::null()).status().expect("it starts");
-        let log = || fs::read_to_string(self.directory.path().join("log")).unwrap_or_default();
-        assert!(status.success(), "{command:?}: {status}\n{}", log());
+        command.stderr(Stdio::null()).status().expect("it starts")
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.directory.path().join("log")).unwrap_or_default()
     }
 }
 

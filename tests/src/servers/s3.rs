@@ -2,7 +2,7 @@
 
 use std::{
     io::{Read as _, Write as _},
-    net::TcpStream,
+    net::{SocketAddr, TcpStream},
     process::{Child, Command, Stdio},
 };
 
@@ -48,17 +48,29 @@ impl Bucket {
         format!("s3://{NAME}/adapters")
     }
 
+    /// The port of loopback that it has itself.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
     /// The variables by which it is reached.
     #[must_use]
-    pub fn variables(&self) -> Vec<(String, String)> {
-        let endpoint = format!("http://127.0.0.1:{}", self.wire.port());
+    pub fn variables(&self) -> Vec<(&'static str, String)> {
+        self.variables_at(SocketAddr::from(([127, 0, 0, 1], self.wire.port())))
+    }
+
+    /// The same for who reaches it at `address`.
+    #[must_use]
+    pub fn variables_at(&self, address: SocketAddr) -> Vec<(&'static str, String)> {
+        let endpoint = format!("http://{address}");
         let variables = [
             ("AWS_ENDPOINT_URL", endpoint.as_str()),
             ("AWS_REGION", "us-east-1"),
             ("AWS_ACCESS_KEY_ID", "test"),
             ("AWS_SECRET_ACCESS_KEY", "test"),
         ];
-        variables.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec()
+        variables.map(|(name, value)| (name, value.to_owned())).to_vec()
     }
 
     /// Replaces a file of a content there.

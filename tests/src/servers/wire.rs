@@ -2,7 +2,7 @@
 
 use std::{
     io::{self, Read, Write},
-    net::{Shutdown, TcpListener, TcpStream},
+    net::{IpAddr, Ipv4Addr, Shutdown, TcpListener, TcpStream},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     thread,
     time::Duration,
@@ -10,6 +10,8 @@ use std::{
 
 /// Answers shorter than this are left alone: they are heads and words, not files.
 const FILE_BYTES: usize = 4096;
+/// How often what is kept back looks whether it may go on.
+const TICK: Duration = Duration::from_millis(20);
 /// Bytes relayed at once.
 const CHUNK_BYTES: usize = 16 << 10;
 
@@ -22,14 +24,20 @@ pub enum Harm {
     Flip(usize),
     /// The next so many that hold a file break off half-way.
     Break(usize),
+    /// They come so much later.
+    Slow(Duration),
     /// They are kept back as long as this lasts.
     Silence,
+    /// Nothing arrives as long as this lasts, either way, and nobody is told.
+    Cut,
     /// Nobody is there.
     Gone,
 }
 
 #[derive(Debug)]
 struct State {
+    /// Port of loopback that it leads to.
+    target: u16,
     harm: Harm,
     /// Heads of requests.
     asked: Vec<String>,
@@ -50,14 +58,20 @@ impl Wire {
     /// The way to a port of loopback. Its threads end with the test's process.
     #[must_use]
     pub fn to(target: u16) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        Self::from(IpAddr::from(Ipv4Addr::LOCALHOST), target)
+    }
+
+    /// The same, for who reaches this machine at another address.
+    #[must_use]
+    pub fn from(listen: IpAddr, target: u16) -> Self {
+        let listener = TcpListener::bind((listen, 0)).expect("a free port");
         let port = listener.local_addr().expect("it is bound").port();
-        let state = Arc::new(Mutex::new(State { harm: Harm::None, asked: Vec::new() }));
+        let state = Arc::new(Mutex::new(State { target, harm: Harm::None, asked: Vec::new() }));
         let shared = Arc::clone(&state);
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let state = Arc::clone(&shared);
-                thread::spawn(move || relay(&stream, target, &state));
+                thread::spawn(move || relay(&stream, &state));
             }
         });
         Self { port, state }
@@ -74,6 +88,11 @@ impl Wire {
         lock(&self.state).harm = harm;
     }
 
+    /// From now on it leads to another port. Connections that are there stay.
+    pub fn lead_to(&self, target: u16) {
+        lock(&self.state).target = target;
+    }
+
     /// What happens now.
     #[must_use]
     pub fn harm(&self) -> Harm {
@@ -87,8 +106,13 @@ impl Wire {
     }
 }
 
-fn relay(client: &TcpStream, target: u16, state: &Arc<Mutex<State>>) {
-    if lock(state).harm == Harm::Gone {
+fn relay(client: &TcpStream, state: &Arc<Mutex<State>>) {
+    wait_while(state, &[Harm::Cut]);
+    let (harm, target) = {
+        let state = lock(state);
+        (state.harm, state.target)
+    };
+    if harm == Harm::Gone {
         return;
     }
     let Ok(server) = TcpStream::connect(("127.0.0.1", target)) else { return };
@@ -113,7 +137,15 @@ fn forward(mut from: TcpStream, mut to: TcpStream, state: &Mutex<State>) -> io::
         if let Some((head, _)) = text.split_once("\r\n\r\n") {
             lock(state).asked.push(head.to_owned());
         }
+        wait_while(state, &[Harm::Cut]);
         to.write_all(&chunk[..count])?;
+    }
+}
+
+/// Waits as long as one of these happens.
+fn wait_while(state: &Mutex<State>, harms: &[Harm]) {
+    while harms.contains(&lock(state).harm) {
+        thread::sleep(TICK);
     }
 }
 
@@ -124,9 +156,11 @@ fn back(mut from: &TcpStream, mut to: &TcpStream, state: &Mutex<State>) -> io::R
         if count == 0 {
             return Ok(());
         }
-        while lock(state).harm == Harm::Silence {
-            thread::sleep(Duration::from_millis(20));
+        let harm = lock(state).harm;
+        if let Harm::Slow(by) = harm {
+            thread::sleep(by);
         }
+        wait_while(state, &[Harm::Silence, Harm::Cut]);
         let mut state = lock(state);
         let is_file = sent + count > FILE_BYTES;
         let breaks = match state.harm {

@@ -58,7 +58,7 @@ fn allowed(folder: &str) -> &'static str {
         "fuzz" => "cache endpoint-picker files gateway holobiont ids model policy shmproto text tune",
         // Parts are measured alone, beside their peers.
         "benches" => {
-            "base-executor cache client endpoint-picker files fleet-protocol ids kernels model policy shmproto simulator speculation text training-protocol tune"
+            "base-executor cache client endpoint-picker files fleet-protocol ids kernels model patience policy shmproto simulator speculation text training-protocol tune"
         }
         // The processes are programs to them; the tests read their tables of failpoints.
         "tests" => {

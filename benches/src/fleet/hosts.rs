@@ -1,0 +1,96 @@
+//! Deployments that share a PostgreSQL and a bucket, on the same cores.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, anyhow};
+use serde_json::json;
+
+use crate::{
+    cold::adapters::write_for,
+    config::Config,
+    http::post_json,
+    lora::Shape,
+    machine::Cores,
+    ours::{Holobiont, Installation, Placement, Setting},
+    servers::{postgres::Postgres, s3::Bucket},
+};
+
+/// Rank of adapters.
+const RANK: usize = 8;
+
+/// What hosts share.
+#[derive(Debug)]
+pub(super) struct Servers {
+    pub(super) postgres: Postgres,
+    pub(super) bucket: Bucket,
+}
+
+impl Servers {
+    /// Starts them.
+    ///
+    /// # Errors
+    /// If one of them is not installed.
+    pub(super) fn start() -> Result<Self> {
+        let postgres = Postgres::start().map_err(|missing| anyhow!(missing))?;
+        Ok(Self { postgres, bucket: Bucket::start().map_err(|missing| anyhow!(missing))? })
+    }
+
+    /// A host with its state in `folder`.
+    ///
+    /// # Errors
+    /// If it does not start.
+    pub(super) fn host(&self, config: &Config, cores: &Cores, folder: &Path) -> Result<Holobiont> {
+        let mut settings =
+            vec![("HOLOBIONT_REGISTRY", self.postgres.url()), ("HOLOBIONT_STORE", self.bucket.url())];
+        settings.extend(self.bucket.variables());
+        host(config, cores, folder, settings)
+    }
+}
+
+/// A host that shares nothing.
+///
+/// # Errors
+/// If it does not start.
+pub(super) fn alone(config: &Config, cores: &Cores, folder: &Path) -> Result<Holobiont> {
+    host(config, cores, folder, Vec::new())
+}
+
+fn host(config: &Config, cores: &Cores, folder: &Path, mut settings: Vec<Setting>) -> Result<Holobiont> {
+    let installation = Installation {
+        binaries: config.ours.clone(),
+        model: config.model.clone(),
+        placement: Placement::Cores(cores.list()),
+        key: None,
+    };
+    settings.push(("HOLOBIONT_WORKERS", "0".to_owned()));
+    settings.push(("HOLOBIONT_MAX_ADAPTERS", "20000".to_owned()));
+    settings.push(("HOLOBIONT_ADAPTER_ROOT", std::env::temp_dir().display().to_string()));
+    Holobiont::start_with(&installation, &[], folder, &settings)
+}
+
+/// Folders of so many adapters, no two the same.
+///
+/// # Errors
+/// If they cannot be written.
+pub(super) fn adapters(config: &Config, count: usize, folder: &Path) -> Result<Vec<PathBuf>> {
+    write_for(&Shape::of(&config.model)?, RANK, count, folder)
+}
+
+/// Registers an adapter.
+///
+/// # Errors
+/// If it is refused.
+pub(super) fn load(host: &Holobiont, name: &str, path: &Path) -> Result<()> {
+    let body = json!({ "lora_name": name, "lora_path": path });
+    post_json(host.port(), "/v1/load_lora_adapter", &body).map(drop)
+}
+
+/// Asks an adapter for one token.
+///
+/// # Errors
+/// If there is none.
+pub(super) fn ask(host: &Holobiont, name: &str) -> Result<()> {
+    let body =
+        json!({ "model": name, "prompt": [2001, 2002, 2003, 2004], "max_tokens": 1, "ignore_eos": true });
+    post_json(host.port(), "/v1/completions", &body).map(drop)
+}

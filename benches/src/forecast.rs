@@ -1,0 +1,228 @@
+//! The forecast beside reality: three executors of unequal speed behind one gateway, each way of choosing among them.
+//!
+//! The fastest is measured by itself, and how many times as slow the others are, while those beside are drained; requests of
+//! twenty adapters of mixed ranks then come as they come, for real, and through the fleet of `holobiont simulate` with those
+//! costs.
+//!
+//! - [`deployment`]: three executors on two cores. [`share`]: how much of a core each may use.
+
+mod deployment;
+mod share;
+
+use std::{path::PathBuf, time::Duration};
+
+use anyhow::{Context, Result};
+use policy::routing::{Policy, Slo};
+use simulator::{
+    cost::{CostModel, Work},
+    fleet::{
+        self, Request, SECOND,
+        load::{Arrivals, FleetLoad},
+        measured::Measured,
+        summary::Summary,
+    },
+    workload::popularity::Popularity,
+};
+
+use self::deployment::{Fleet, NAMES, RANKS};
+use crate::{
+    arrivals::at_their_times,
+    config::Config,
+    http::Timeline,
+    machine::Cores,
+    measure::Samples,
+    reality::{LIMITS, SAID, costs},
+    report::{Better, Comparison, Rival, Target},
+    workload::{Job, Use, prompt},
+};
+
+/// How near times are to be, as a share.
+const NEAR: f64 = 0.15;
+/// Those that are compared.
+const POLICIES: [Policy; 4] = [Policy::RankAware, Policy::MostIdle, Policy::FirstFit, Policy::Random];
+/// Adapters.
+const ADAPTERS: usize = 20;
+/// What of all that the executors can do is asked of them.
+const LOAD: f64 = 0.6;
+/// How long requests come, and from when on they are measured: by then the gateway knows its executors.
+const LENGTH: Duration = Duration::from_secs(75);
+const WARM_UP: Duration = Duration::from_secs(15);
+/// What a request is like in the mean (Alpaca), and how many an executor runs beside it: what the rate is found with.
+const MEAN: (usize, usize) = (19, 58);
+const BESIDE: usize = 8;
+
+/// Mean milliseconds to the first token, and from token to token.
+type Figures = [f64; 2];
+
+/// What came of a policy: for real and as it was forecast, run by run.
+struct Judged {
+    policy: Policy,
+    real: Vec<Figures>,
+    forecast: Vec<Figures>,
+}
+
+/// Every comparison of this benchmark.
+///
+/// # Errors
+/// If executors cannot be held to their shares, or a request fails.
+pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
+    let costs = measured(config, cores)?;
+    let per_s = LOAD * costs.iter().map(served_per_s).sum::<f64>();
+    eprintln!("holobiont-bench: {per_s:.2} requests a second");
+    let mut all = Vec::new();
+    for policy in POLICIES {
+        let (mut real, mut forecast) = (Vec::new(), Vec::new());
+        for run in 0..config.runs {
+            let requests = load(per_s).make(run as u64 + 1);
+            real.push(ask(config, cores, policy, &requests)?);
+            forecast.push(foretell(&costs, policy, &requests)?);
+        }
+        all.push(Judged { policy, real, forecast });
+    }
+    let mut comparisons = Vec::new();
+    for judged in &all {
+        comparisons.extend(compare(judged)?);
+    }
+    comparisons.push(order(&all)?);
+    Ok(comparisons)
+}
+
+/// The costs of each executor, which are written beside `--costs`, for `holobiont simulate`.
+fn measured(config: &Config, cores: &Cores) -> Result<Vec<CostModel>> {
+    let ranks = RANKS.into_iter().cycle().take(ADAPTERS).collect();
+    let models = Fleet::start(config, cores, Policy::RankAware, ranks)?.costs(config)?;
+    NAMES.iter().zip(&models).try_for_each(|(name, model)| costs::write(model, &file(config, name)))?;
+    Ok(models)
+}
+
+fn file(config: &Config, name: &str) -> PathBuf {
+    let stem = config.costs.file_stem().unwrap_or_default().to_string_lossy();
+    config.costs.with_file_name(format!("{stem}-{name}.json"))
+}
+
+/// Requests that an executor serves a second where many run together.
+fn served_per_s(costs: &CostModel) -> f64 {
+    let (prompt, answer) = MEAN;
+    let rank = RANKS.iter().sum::<usize>() / RANKS.len();
+    let step = Work {
+        decode_sequences: BESIDE,
+        context_tokens: BESIDE * (prompt + answer / 2),
+        rank_rows: BESIDE * rank,
+        ..Work::default()
+    };
+    let both = Work { prefill_tokens: prompt, rank_rows: step.rank_rows + prompt * rank, ..step };
+    let (step_s, both_s) = (costs.step(step).as_secs_f64(), costs.step(both).as_secs_f64());
+    1.0 / (answer as f64 * step_s / BESIDE as f64 + both_s - step_s)
+}
+
+fn load(per_s: f64) -> FleetLoad {
+    FleetLoad {
+        arrivals: Arrivals::Poisson,
+        adapters: ADAPTERS,
+        popularity: Popularity::Zipf(0.9),
+        ranks: RANKS.map(|rank| rank as u32).to_vec(),
+        per_s,
+        length: LENGTH,
+        max_requests: usize::MAX,
+        tenants: 1,
+    }
+}
+
+/// For real.
+fn ask(config: &Config, cores: &Cores, policy: Policy, requests: &[Request]) -> Result<Figures> {
+    let fleet = Fleet::start(config, cores, policy, ranks(requests))?;
+    let numbered: Vec<(usize, &Request)> = requests.iter().enumerate().collect();
+    let due = |(_, request): &(usize, &Request)| Duration::from_nanos(request.at);
+    let heard = at_their_times(&numbered, due, |&(number, request)| {
+        Ok((request.at, fleet.server.ask(&job(number, request))?))
+    })?;
+    let measured: Vec<Timeline> = heard
+        .into_iter()
+        .filter(|(at, _)| Duration::from_nanos(*at) >= WARM_UP)
+        .map(|(_, timeline)| timeline)
+        .collect();
+    let first_ms = |timeline: &Timeline| (timeline.first - timeline.sent).as_secs_f64() * 1e3;
+    let each_ms = |timeline: &Timeline| {
+        let further = timeline.tokens - 1;
+        (further > 0).then(|| (timeline.last - timeline.first).as_secs_f64() * 1e3 / further as f64)
+    };
+    Ok([
+        Samples::of(&measured, first_ms)?.mean(),
+        Samples::new(measured.iter().filter_map(each_ms).collect())?.mean(),
+    ])
+}
+
+/// Of each adapter; one that nobody asks for has any.
+fn ranks(requests: &[Request]) -> Vec<usize> {
+    let mut ranks = vec![RANKS[0]; ADAPTERS];
+    requests.iter().for_each(|request| ranks[request.adapter as usize] = request.rank as usize);
+    ranks
+}
+
+fn job(number: usize, request: &Request) -> Job {
+    Job {
+        prompt: prompt((1 << 32) + number as u64, request.prompt as usize),
+        who: Use::Adapter(request.adapter as usize),
+        generate: request.answer as usize,
+        says: Some(SAID),
+    }
+}
+
+/// By the simulator.
+fn foretell(costs: &[CostModel], policy: Policy, requests: &[Request]) -> Result<Figures> {
+    let measured = Measured {
+        limits: LIMITS,
+        adapter_slots: ADAPTERS,
+        kv_tokens: u64::MAX,
+        policy,
+        slo: Slo::default(),
+        seed: 1,
+    };
+    let setup = measured.fleet(costs, costs.len()).context("the costs say too little of a step")?;
+    let outcomes = fleet::run(&setup, requests);
+    let warm_up = WARM_UP.as_secs() * SECOND;
+    let summary = Summary::of(requests, &outcomes, warm_up, &Slo::default(), costs[0].request_s);
+    Ok([summary.ttft_ms, summary.tpot_ms])
+}
+
+fn compare(judged: &Judged) -> Result<Vec<Comparison>> {
+    let lines = ["mean time to first token", "mean time per token"];
+    let row = |(index, what): (usize, &str)| {
+        Ok(Comparison {
+            bench: "forecast",
+            case: format!("{}: {what}", judged.policy.name()),
+            unit: "ms",
+            better: Better::Lower,
+            ours: Samples::of(&judged.real, |figures| figures[index])?,
+            rival: forecast(Samples::of(&judged.forecast, |figures| figures[index])?),
+            target: Some(Target::Near(NEAR)),
+        })
+    };
+    lines.into_iter().enumerate().map(row).collect()
+}
+
+/// How many pairs of policies are for real in the order that was forecast, by the time per token.
+fn order(all: &[Judged]) -> Result<Comparison> {
+    let median = |figures: &[Figures]| Samples::of(figures, |figures| figures[1]).map(|one| one.median());
+    let mut medians = Vec::new();
+    for judged in all {
+        medians.push((median(&judged.real)?, median(&judged.forecast)?));
+    }
+    let pairs = || (0..all.len()).flat_map(|one| (0..one).map(move |other| (one, other)));
+    let agree = pairs()
+        .filter(|&(one, other)| (medians[one].0 < medians[other].0) == (medians[one].1 < medians[other].1));
+    let (agree, pairs) = (agree.count() as f64, pairs().count() as f64);
+    Ok(Comparison {
+        bench: "forecast",
+        case: "pairs of policies in the order that was forecast, by time per token".to_owned(),
+        unit: "pairs",
+        better: Better::Higher,
+        ours: Samples::new(vec![agree])?,
+        rival: forecast(Samples::new(vec![pairs])?),
+        target: Some(Target::OursAtLeast(pairs)),
+    })
+}
+
+fn forecast(samples: Samples) -> Rival {
+    Rival { name: "holobiont simulate".to_owned(), format: "Q4_1".to_owned(), samples }
+}

@@ -1,0 +1,169 @@
+//! Hosts that share a registry and a bucket, each with a network of its own, behind Envoy: all that can fail of a fleet, one
+//! by one.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    path::PathBuf,
+    sync::Arc,
+};
+
+use tempfile::TempDir;
+
+use super::front::{Front, Setup};
+use crate::{
+    client::Client,
+    deployment::Deployment,
+    network::{HOSTS, Link, Links, Network},
+    place::Place,
+    plan::Plan,
+    servers::{self, postgres::Postgres, s3::Bucket, wire::Wire},
+};
+
+/// Where gateways listen, each at an address of its own.
+const PORT: u16 = 8000;
+/// What a host keeps of the bucket: two or three adapters, so that it fetches all the time.
+const CACHE: &str = "5MiB";
+
+/// A host of the fleet.
+#[derive(Debug)]
+pub struct Host {
+    /// What runs there.
+    pub deployment: Deployment,
+    /// What leads there.
+    pub links: Links,
+}
+
+/// See the module's description.
+#[derive(Debug)]
+pub struct Shared {
+    /// The hosts, the oldest first.
+    pub hosts: Vec<Host>,
+    /// What stands before them.
+    pub front: Front,
+    /// The registry, and the way of all hosts to it.
+    pub registry: Postgres,
+    /// See there.
+    pub registry_wire: Wire,
+    bucket: Bucket,
+    /// The way of all hosts to the bucket.
+    pub bucket_wire: Wire,
+    adapters: TempDir,
+    /// Hosts there were.
+    numbers: u8,
+    // The last to go: everything is on it.
+    network: Network,
+}
+
+impl Shared {
+    /// `count` hosts. The calling thread is on their network from now on, and whatever it starts.
+    ///
+    /// # Errors
+    /// This machine lacks something, or does not allow it.
+    pub fn start(count: u8) -> Result<Self, String> {
+        let network = Network::enter()?;
+        let (registry, bucket) = servers::both().ok_or("what is missing is said above")?;
+        let anywhere = IpAddr::from(Ipv4Addr::UNSPECIFIED);
+        let registry_wire = Wire::from(anywhere, registry.port());
+        let bucket_wire = Wire::from(anywhere, bucket.port());
+        let adapters = TempDir::new().expect("a directory");
+        let ways = Ways {
+            network: &network,
+            registry: registry_wire.port(),
+            bucket: (&bucket, bucket_wire.port()),
+            adapters: &adapters,
+        };
+        let hosts: Vec<Host> = (1..=count).map(|number| ways.host(number)).collect();
+        tell(&network, &hosts);
+        let front = Front::start(&gateways(), Setup { network: Some(&network), ..Setup::default() });
+        let numbers = count;
+        Ok(Self { hosts, front, registry, registry_wire, bucket, bucket_wire, adapters, numbers, network })
+    }
+
+    /// Where all hosts read adapters.
+    #[must_use]
+    pub fn adapters(&self) -> PathBuf {
+        self.adapters.path().to_owned()
+    }
+
+    /// Those who ask each host itself.
+    #[must_use]
+    pub fn clients(&self) -> Vec<Client> {
+        self.hosts.iter().map(|host| host.deployment.client.clone()).collect()
+    }
+
+    /// Takes a host off the list by which it is found.
+    #[must_use]
+    pub fn take(&mut self, index: usize) -> Host {
+        let host = self.hosts.remove(index);
+        tell(&self.network, &self.hosts);
+        host
+    }
+
+    /// One more host, at an address that none had, without anything on its disk.
+    pub fn add(&mut self) {
+        self.numbers += 1;
+        let host = self.ways().host(self.numbers);
+        self.hosts.push(host);
+        tell(&self.network, &self.hosts);
+    }
+
+    /// Another host in the place of one that is gone, at its address, without anything on its disk.
+    pub fn replace(&mut self, index: usize, links: Links) {
+        let deployment = self.ways().plan(&links).start_in(Arc::new(Place::new()));
+        self.hosts.insert(index, Host { deployment, links });
+        tell(&self.network, &self.hosts);
+    }
+
+    /// Another picker in the place of one that is dead.
+    pub fn replace_picker(&mut self, index: usize) {
+        let setup = Setup { network: Some(&self.network), ..Setup::default() };
+        self.front.replace_picker(index, &gateways(), setup);
+    }
+
+    fn ways(&self) -> Ways<'_> {
+        Ways {
+            network: &self.network,
+            registry: self.registry_wire.port(),
+            bucket: (&self.bucket, self.bucket_wire.port()),
+            adapters: &self.adapters,
+        }
+    }
+}
+
+/// What the pickers and Envoy are told, once and for all.
+fn gateways() -> [String; 1] {
+    [format!("{HOSTS}:{PORT}")]
+}
+
+fn tell(network: &Network, hosts: &[Host]) {
+    let addresses: Vec<IpAddr> = hosts.iter().map(|host| host.links.there(Link::Front).into()).collect();
+    network.set_hosts(&addresses);
+}
+
+/// What a host is started with.
+struct Ways<'a> {
+    network: &'a Network,
+    registry: u16,
+    bucket: (&'a Bucket, u16),
+    adapters: &'a TempDir,
+}
+
+impl Ways<'_> {
+    fn host(&self, number: u8) -> Host {
+        let links = self.network.host(number);
+        let deployment = self.plan(&links).start();
+        Host { deployment, links }
+    }
+
+    fn plan(&self, links: &Links) -> Plan {
+        let registry = format!("postgres://fleet@{}:{}/postgres", links.here(Link::Registry), self.registry);
+        let (bucket, port) = self.bucket;
+        let plan = Plan::bare().workers(0).restless().inside(&links.namespace);
+        let plan = plan.listen(SocketAddr::from((links.there(Link::Front), PORT)));
+        let plan = plan.set("INSECURE", "true").set("REGISTRY", &registry).set("STORE", &bucket.url());
+        let plan = plan.set("STORE_CACHE_BYTES", CACHE);
+        let plan = plan.set("ADAPTER_ROOT", &self.adapters.path().display().to_string());
+        let variables = bucket.variables_at(SocketAddr::from((links.here(Link::Bucket), port)));
+        variables.iter().fold(plan, |plan, (name, value)| plan.environment(name, value))
+    }
+}

@@ -1,0 +1,213 @@
+//! Hosts with networks of their own, on one machine: namespaces, and links between them that can really be cut.
+//!
+//! - [`Network`]: what a test has to itself, and a name that stands for the hosts on it.
+//! - [`Namespace`]: where the processes of a host run. [`Links`]: what leads there.
+//!
+//! The kernel takes all of it away with the processes that hold it, and those end with the test.
+
+use std::{
+    fs::{self, File},
+    net::{IpAddr, Ipv4Addr},
+    os::fd::AsFd as _,
+    path::Path,
+    process::{Child, Command, Stdio},
+    sync::Arc,
+};
+
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use tempfile::NamedTempFile;
+
+use crate::watchdog::eventually;
+
+/// The name of all hosts.
+pub const HOSTS: &str = "hosts.fleet";
+
+/// One of a host's links.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Link {
+    /// By which it is asked.
+    Front,
+    /// By which it reaches the registry.
+    Registry,
+    /// By which it reaches the bucket.
+    Bucket,
+}
+
+impl Link {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Front, Self::Registry, Self::Bucket];
+
+    fn number(self) -> u8 {
+        match self {
+            Self::Front => 1,
+            Self::Registry => 2,
+            Self::Bucket => 3,
+        }
+    }
+}
+
+/// A process that does nothing but be in a namespace, as long as the test's process is there.
+#[derive(Debug)]
+struct Holder(Child);
+
+impl Holder {
+    fn start(kinds: &[&str]) -> Result<Self, String> {
+        let mut command = Command::new("unshare");
+        command.args(kinds).arg("cat").stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut holder = Self(command.spawn().map_err(|error| format!("there is no unshare: {error}"))?);
+        let network = |id: &str| fs::read_link(format!("/proc/{id}/ns/net")).ok();
+        let (own, id) = (network("thread-self"), holder.0.id().to_string());
+        let mut refused = false;
+        eventually("it has a network of its own", || {
+            refused = matches!(holder.0.try_wait(), Ok(Some(_)));
+            refused || network(&id).is_some_and(|network| Some(network) != own)
+        });
+        if refused { Err("namespaces may not be made here; run as root".to_owned()) } else { Ok(holder) }
+    }
+
+    fn path(&self, kind: &str) -> String {
+        format!("/proc/{}/ns/{kind}", self.0.id())
+    }
+
+    /// A program in one of its namespaces, of the same process id as the command.
+    fn command(&self, kind: &str, name: &str, program: &Path) -> Command {
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--{name}={}", self.path(kind))).arg("--").arg(program);
+        command
+    }
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// See the module's description.
+#[derive(Debug)]
+pub struct Network {
+    holder: Holder,
+    names: NamedTempFile,
+}
+
+impl Network {
+    /// Makes one. The calling thread is on it from now on, and all that it starts.
+    ///
+    /// # Errors
+    /// This machine does not allow it.
+    pub fn enter() -> Result<Self, String> {
+        let holder = Holder::start(&["--net", "--mount"])?;
+        let file = File::open(holder.path("net")).map_err(|error| error.to_string())?;
+        let entered = move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network));
+        entered.map_err(|error| format!("a network may not be entered: {error}"))?;
+        run(Command::new("ip").args(["link", "set", "lo", "up"]));
+        let names = NamedTempFile::new().expect("a file of names");
+        let network = Self { holder, names };
+        network.set_hosts(&[]);
+        run(network.command(Path::new("mount")).arg("--bind").arg(network.names.path()).arg("/etc/hosts"));
+        Ok(network)
+    }
+
+    /// From now on [`HOSTS`] stands for these.
+    pub fn set_hosts(&self, addresses: &[IpAddr]) {
+        let hosts = addresses.iter().map(|address| format!("{address} {HOSTS}\n"));
+        let text = hosts.fold("127.0.0.1 localhost\n".to_owned(), |text, line| text + &line);
+        // In its place: what is mounted is this file, and no other of its name.
+        fs::write(self.names.path(), text).expect("names");
+    }
+
+    /// A program that knows the name.
+    #[must_use]
+    pub fn command(&self, program: &Path) -> Command {
+        self.holder.command("mnt", "mount", program)
+    }
+
+    /// A place for the processes of one more host, and what leads there. No two have the same `number`.
+    #[must_use]
+    pub fn host(&self, number: u8) -> Links {
+        let namespace = Namespace(Arc::new(Holder::start(&["--net"]).expect("one more namespace")));
+        let id = namespace.0.0.id().to_string();
+        run(namespace.ip().args(["link", "set", "lo", "up"]));
+        let links = Links { number, namespace };
+        for link in Link::ALL {
+            let (here, there) = (links.name(link), format!("up{}", link.number()));
+            run(Command::new("ip")
+                .args(["link", "add", &here, "type", "veth", "peer", "name", &there, "netns", &id]));
+            let end = |address: Ipv4Addr, device: &str| {
+                ["addr", "add", &format!("{address}/24"), "dev", device].map(str::to_owned)
+            };
+            run(Command::new("ip").args(end(links.here(link), &here)));
+            run(links.namespace.ip().args(end(links.there(link), &there)));
+            run(Command::new("ip").args(["link", "set", &here, "up"]));
+            run(links.namespace.ip().args(["link", "set", &there, "up"]));
+        }
+        links
+    }
+}
+
+/// Where the processes of a host run.
+#[derive(Debug, Clone)]
+pub struct Namespace(Arc<Holder>);
+
+impl Namespace {
+    /// A program that runs there.
+    #[must_use]
+    pub fn command(&self, program: &Path) -> Command {
+        self.0.command("net", "net", program)
+    }
+
+    fn ip(&self) -> Command {
+        self.command(Path::new("ip"))
+    }
+}
+
+/// What leads to a host: a link for each purpose.
+#[derive(Debug)]
+pub struct Links {
+    number: u8,
+    /// Where its processes run.
+    pub namespace: Namespace,
+}
+
+impl Links {
+    /// The address of the test's end of a link.
+    #[must_use]
+    pub fn here(&self, link: Link) -> Ipv4Addr {
+        Ipv4Addr::new(10, link.number(), self.number, 1)
+    }
+
+    /// The address of the host's end.
+    #[must_use]
+    pub fn there(&self, link: Link) -> Ipv4Addr {
+        Ipv4Addr::new(10, link.number(), self.number, 2)
+    }
+
+    /// Cuts a link. Nobody is told: whoever begins what goes over it finds nothing there.
+    pub fn cut(&self, link: Link) {
+        self.set(link, "down");
+    }
+
+    /// Mends it.
+    pub fn mend(&self, link: Link) {
+        self.set(link, "up");
+    }
+
+    fn set(&self, link: Link, state: &str) {
+        // The other end than the one that is asked from, which would be told at once that there is no way.
+        let (mut ip, name) = match link {
+            Link::Front => (self.namespace.ip(), format!("up{}", link.number())),
+            Link::Registry | Link::Bucket => (Command::new("ip"), self.name(link)),
+        };
+        run(ip.args(["link", "set", &name, state]));
+    }
+
+    fn name(&self, link: Link) -> String {
+        format!("down{}-{}", link.number(), self.number)
+    }
+}
+
+fn run(command: &mut Command) {
+    let status = command.stdin(Stdio::null()).status().expect("it starts");
+    assert!(status.success(), "{command:?}: {status}");
+}
