@@ -23,7 +23,7 @@ fn grammars() -> &'static Grammars {
     })
 }
 
-/// `json`, `regex` or `lark` and a line's end, and behind that a schema, an expression or a grammar: it is compiled, and an answer is
+/// `json`, `regex`, `lark` or `gbnf` and a line's end, and behind that a schema, an expression or a grammar: it is compiled, and an answer is
 /// begun, with the first token that may come each time.
 pub(crate) fn grammar(input: &[u8]) -> Outcome {
     let text = std::str::from_utf8(input).map_err(refused)?;
@@ -32,6 +32,7 @@ pub(crate) fn grammar(input: &[u8]) -> Outcome {
         "json" => Grammar::Json(files::strict_json::parse(text.as_bytes()).map_err(refused)?),
         "regex" => Grammar::Regex(text.to_owned()),
         "lark" => Grammar::Lark(text.to_owned()),
+        "gbnf" => Grammar::Gbnf(text.to_owned()),
         other => return Err(format!("there is no kind {other}")),
     };
     let mut matcher = grammars().compile(&grammar.source().map_err(refused)?).map_err(refused)?;

@@ -69,6 +69,7 @@ const OTHERS: &[(&str, &[&str])] = &[
             "DRAFTED_DEATHS",
             "KILLS",
             "EXECUTOR_KILLS",
+            "FLEET_FAULTS",
             "TUNE_KILLS",
             "PLACES",
             "WRITE_GUIDE",

@@ -44,10 +44,12 @@ pub struct Ask {
     pub model: String,
     /// Token ids.
     pub prompt: Vec<u32>,
-    /// Exactly so many: the end token is a token like any other.
+    /// Exactly so many, but for an answer that has to match: the end token is a token like any other.
     pub max_tokens: u32,
     /// Draw tokens with this seed.
     pub seed: Option<u64>,
+    /// The expression that the answer has to match; it then may end by itself.
+    pub expression: Option<&'static str>,
     /// Of a stream: hear what is drafted, too.
     pub provisional: bool,
 }
@@ -56,7 +58,8 @@ impl Ask {
     /// Asks `model` to continue `prompt` greedily.
     #[must_use]
     pub fn new(model: &str, prompt: Vec<u32>, max_tokens: u32) -> Self {
-        Self { model: model.to_owned(), prompt, max_tokens, seed: None, provisional: false }
+        let model = model.to_owned();
+        Self { model, prompt, max_tokens, seed: None, expression: None, provisional: false }
     }
 
     /// The same of another model.
@@ -66,15 +69,19 @@ impl Ask {
     }
 
     fn body(&self) -> Value {
-        json!({
+        let mut body = json!({
             "model": self.model,
             "prompt": self.prompt,
             "max_tokens": self.max_tokens,
-            "ignore_eos": true,
             "logprobs": 5,
             "temperature": if self.seed.is_some() { TEMPERATURE } else { 0.0 },
             "seed": self.seed.unwrap_or(0),
-        })
+        });
+        match self.expression {
+            Some(expression) => body["structured_outputs"] = json!({ "regex": expression }),
+            None => body["ignore_eos"] = true.into(),
+        }
+        body
     }
 
     fn stream_body(&self) -> Value {

@@ -16,7 +16,6 @@ use serde_json::Value;
 use crate::{
     client::Client,
     place::Place,
-    plan::Plan,
     proc::{self, SharedMemory},
     watchdog::{WATCHDOG, running, signal},
 };
@@ -76,10 +75,10 @@ impl Deployment {
 
     /// What is in `slot`, started now unless a test that runs beside this one has done so.
     #[must_use]
-    pub fn shared(slot: &Mutex<Weak<Self>>, plan: impl FnOnce() -> Plan) -> Arc<Self> {
+    pub fn shared(slot: &Mutex<Weak<Self>>, start: impl FnOnce() -> Self) -> Arc<Self> {
         let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
         slot.upgrade().unwrap_or_else(|| {
-            let started = Arc::new(plan().start());
+            let started = Arc::new(start());
             *slot = Arc::downgrade(&started);
             started
         })

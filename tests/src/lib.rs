@@ -18,6 +18,7 @@
 //! - [`jobs`]: fine-tuning jobs, as the `openai` package asks for them
 //! - [`fleet`]: several hosts behind Envoy and endpoint pickers
 //! - [`far`]: executors of other hosts, and the wires to them
+//! - [`network`]: networks of their own for hosts, that can be cut
 //! - [`servers`]: the PostgreSQL and the bucket that the hosts of a fleet share
 //! - [`split`]: split clients of a deployment: honest ones, the program, and those that mean harm
 //! - [`chaos`]: processes that die at named places while golden requests run

@@ -10,7 +10,7 @@ use e2e_tests::{Ask, BASE, Deployment, Ending, Plan, eventually, fixtures, watch
 static SHARED: Mutex<Weak<Deployment>> = Mutex::new(Weak::new());
 
 fn shared() -> Arc<Deployment> {
-    Deployment::shared(&SHARED, Plan::bare)
+    Deployment::shared(&SHARED, || Plan::bare().start())
 }
 
 /// Sixteen tokens of `model` after a prompt of several blocks.

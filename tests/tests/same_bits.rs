@@ -19,12 +19,12 @@ static ONE_CORE: Mutex<Weak<Deployment>> = Mutex::new(Weak::new());
 
 /// Two threads, and chunks no prompt here fills.
 fn two_cores() -> Arc<Deployment> {
-    Deployment::shared(&TWO_CORES, || Plan::with_examples().cores(2))
+    Deployment::shared(&TWO_CORES, || Plan::with_examples().cores(2).start())
 }
 
 /// One thread, and the smallest chunks there are.
 fn one_core() -> Arc<Deployment> {
-    Deployment::shared(&ONE_CORE, || Plan::with_examples().cores(1).set("CHUNK_TOKENS", "16"))
+    Deployment::shared(&ONE_CORE, || Plan::with_examples().cores(1).set("CHUNK_TOKENS", "16").start())
 }
 
 /// Sixteen tokens of `model`; prompts of different seeds share no prefix.

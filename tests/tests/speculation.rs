@@ -33,7 +33,7 @@ static PLAIN: Mutex<Weak<Deployment>> = Mutex::new(Weak::new());
 
 /// What all others are compared with.
 fn plain() -> Arc<Deployment> {
-    Deployment::shared(&PLAIN, || Plan::with_examples().cores(2).set("DRAFT", "off"))
+    Deployment::shared(&PLAIN, || Plan::with_examples().cores(2).set("DRAFT", "off").start())
 }
 
 fn drafting() -> Plan {

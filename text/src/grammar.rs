@@ -7,6 +7,7 @@
 //!
 //! # Layout
 //!
+//! - `gbnf`: another way to write a grammar.
 //! - `matcher`: one answer on its way through a grammar.
 //! - `tokens`: what the tokens of a vocabulary are to a grammar.
 //!
@@ -15,6 +16,7 @@
 //! - A grammar comes from anybody: its source, what is made of it, and each step have bounds, and beyond them is an error.
 //! - What cannot be honoured is refused by name, never approximated.
 
+mod gbnf;
 mod matcher;
 mod tokens;
 
@@ -29,6 +31,7 @@ use llguidance::{
 use serde_json::{Value, json};
 
 pub use self::{
+    gbnf::GbnfError,
     matcher::{MatchError, Matcher, TokenSet},
     tokens::{TokenBytes, Tokens},
 };
@@ -66,6 +69,8 @@ pub enum Grammar {
     Regex(String),
     /// A text of a grammar in the library's variant of Lark; its rule `start` is all of it.
     Lark(String),
+    /// A text of a grammar in the Backus-Naur form of llama.cpp; its rule `root` is all of it.
+    Gbnf(String),
     /// One of these texts.
     Choice(Vec<String>),
 }
@@ -88,6 +93,9 @@ pub enum GrammarError {
     /// There is no thread to compile it on, or it has ended by a fault.
     #[error("it could not be compiled: {0}; send the request again")]
     Compiler(String),
+    /// It is no grammar in Backus-Naur form.
+    #[error(transparent)]
+    Gbnf(#[from] GbnfError),
     /// It has nothing to choose from.
     #[error("it has no choices; give at least one")]
     NoChoice,
@@ -127,6 +135,11 @@ impl Grammar {
                 GrammarWithLexer::from_regex(expression)
             }
             Self::Lark(source) => GrammarWithLexer::from_lark(source.clone()),
+            Self::Gbnf(source) => {
+                check_depth(source)?;
+                checked(source)?;
+                GrammarWithLexer::from_lark(gbnf::lark(source)?)
+            }
             Self::Choice(choices) if choices.is_empty() => return Err(GrammarError::NoChoice),
             Self::Choice(choices) => {
                 let choices: Vec<String> = choices.iter().map(|choice| lark_string(choice)).collect();

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use support::{golden, smollm2};
 use text::{
     grammar::{Grammar, GrammarError, Grammars, MatchError, Matcher, TokenBytes, Tokens},
-    tokenizer::Tokenizer,
+    tokenizer::{AddSpecial, ParseSpecial, Tokenizer},
 };
 
 /// Longest walk.
@@ -82,7 +82,7 @@ fn schemas() -> Vec<(String, Value)> {
 #[test]
 fn every_schema_of_the_list_leads_to_json_and_the_end_of_the_answer_with_it() {
     let (model, schemas) = (Model::open(), schemas());
-    assert!(schemas.len() >= 100);
+    assert!(schemas.len() >= 300);
     let mut whole = 0;
     for (name, schema) in &schemas {
         let grammar = Grammar::Json(schema.clone());
@@ -139,6 +139,46 @@ fn expressions_choices_and_lark_are_kept_to() {
     let lark = "start: \"a=\" NUMBER (\", \" NUMBER)*\nNUMBER: /[0-9]{1,3}/";
     let sum = model.text(&model.walk(&Grammar::Lark(lark.into()), 3).unwrap());
     assert!(sum.starts_with("a="), "{sum}");
+}
+
+#[test]
+fn grammars_in_backus_naur_form_are_kept_to() {
+    let model = Model::open();
+    let query = r#"
+        root ::= "SELECT " column (", " column)* " FROM " table  # no conditions
+        column ::= "id" | "name" | "col-" [0-9]{1,2}
+        table ::= [a-z_]+ "."? "t"
+    "#;
+    let expected = Grammar::Regex(
+        "SELECT (id|name|col-[0-9]{1,2})(, (id|name|col-[0-9]{1,2}))* FROM [a-z_]+\\.?t".into(),
+    );
+    let sums = r#"
+        root ::= ws sum
+        sum ::= term (ws [-+*/] ws term)*
+        term ::= [0-9]+ | "(" sum ")"
+        ws ::= [ \t]{0,2}
+    "#;
+    for seed in 0..8 {
+        if let Some(said) = model.walk(&Grammar::Gbnf(query.into()), seed) {
+            let mut judge = model.matcher(&expected);
+            said.iter().for_each(|&token| judge.accept(token).unwrap());
+            assert!(judge.may_end(), "{}", model.text(&said));
+        }
+        if let Some(said) = model.walk(&Grammar::Gbnf(sums.into()), seed) {
+            let text = model.text(&said);
+            let count = |sign| text.matches(sign).count();
+            assert_eq!(count('('), count(')'), "{text}");
+            assert!(text.chars().all(|character| "0123456789()+-*/ \t".contains(character)), "{text}");
+        }
+    }
+    for (sentence, allowed) in
+        [("12 + (3*4)", true), ("1", true), ("  1", true), ("1 + ", false), ("(1", false)]
+    {
+        let mut matcher = model.matcher(&Grammar::Gbnf(sums.into()));
+        let tokens = model.tokenizer.encode(sentence, AddSpecial::No, ParseSpecial::No).unwrap();
+        let whole = tokens.iter().all(|&token| matcher.accept(token).is_ok()) && matcher.may_end();
+        assert_eq!(whole, allowed, "{sentence:?}");
+    }
 }
 
 #[test]

@@ -21,6 +21,10 @@ pub(super) fn grammars() -> Vec<Seed> {
     let person = json!({ "type": "object", "properties": { "a": { "type": "string", "maxLength": 5 }, "b": { "type": "array", "items": { "type": "integer", "minimum": 3 } } }, "required": ["a"] });
     make.valid("a schema", schema(&person));
     make.valid("an expression", of("regex", "[a-c]{1,3}(x|y)?"));
+    make.valid(
+        "a grammar in Backus-Naur form",
+        of("gbnf", "root ::= \"a\" b* # c\nb ::= [0-9] | \"(\" b \")\""),
+    );
     make.valid("a grammar in Lark", of("lark", "start: \"a\" B*\nB: /[0-9]+/"));
     let any_of = |count: usize| -> Vec<Value> {
         (0..count).map(|index| json!({ "type": "object", "properties": { format!("p{index}"): { "type": "integer" } } })).collect()
@@ -87,6 +91,11 @@ fn expressions(make: &mut Maker) {
     make.bounded("every rule twice behind itself", EXPLODES, of("lark", "start: start start | \"a\" | \"\""));
     let chain: String =
         (0..2000).map(|index| format!("r{index}: r{} r{} | \"a\"\n", index + 1, index + 1)).collect();
+    make.bounded(
+        "a rule four times itself",
+        EXPLODES,
+        of("gbnf", "root ::= (root root)* (root root)+ | [^a]{0,9999}"),
+    );
     make.bounded("2,000 rules in a row", EXPLODES, of("lark", &format!("start: r0\n{chain}r2000: \"b\"")));
     make.bounded("a schema that is itself", NEVER_ENDS, schema(&json!({ "$ref": "#" })));
     let endless = json!({ "type": "object", "properties": { "a": { "$ref": "#" } }, "required": ["a"] });

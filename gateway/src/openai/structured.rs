@@ -115,7 +115,7 @@ fn structured_outputs(value: Value) -> Result<Option<Structure>, ApiError> {
         ask("choice", Grammar::Choice(choices_of(choices).map_err(within)?));
     }
     if let Some(source) = fields.text("grammar").map_err(within)? {
-        ask("grammar", lark(source).map_err(within)?);
+        ask("grammar", grammar_of(source));
     }
     if fields.flag("json_object", false).map_err(within)? {
         ask("json_object", Grammar::json_object());
@@ -151,13 +151,9 @@ fn choices_of(items: Vec<Value>) -> Result<Vec<String>, ApiError> {
     items.into_iter().map(text).collect()
 }
 
-fn lark(source: String) -> Result<Grammar, ApiError> {
-    if source.contains("::=") {
-        let message = "'grammar' is in a Backus-Naur form (`::=`); write it in Lark (`start: ...`), see \
-                       docs/guides/structured-output.md";
-        return Err(ApiError::invalid("grammar", message));
-    }
-    Ok(Grammar::Lark(source))
+/// As vLLM has it: what defines rules with `::=` is in Backus-Naur form, anything else in Lark.
+fn grammar_of(source: String) -> Grammar {
+    if source.contains("::=") { Grammar::Gbnf(source) } else { Grammar::Lark(source) }
 }
 
 #[cfg(test)]
@@ -193,6 +189,10 @@ mod tests {
                 json!({ "structured_outputs": { "grammar": "start: \"a\"" } }),
                 Grammar::Lark("start: \"a\"".into()),
             ),
+            (
+                json!({ "structured_outputs": { "grammar": "root ::= \"a\"" } }),
+                Grammar::Gbnf("root ::= \"a\"".into()),
+            ),
             (json!({ "structured_outputs": { "json_object": true } }), Grammar::json_object()),
         ] {
             assert_eq!(read_of(&body).unwrap().unwrap().grammar, grammar, "{body}");
@@ -215,7 +215,6 @@ mod tests {
                 "structured_outputs.whitespace_pattern",
             ),
             (json!({ "structured_outputs": { "regex": "a", "choice": ["a"] } }), "structured_outputs"),
-            (json!({ "structured_outputs": { "grammar": "root ::= \"a\"" } }), "structured_outputs.grammar"),
             (
                 json!({ "structured_outputs": { "regex": "a" }, "response_format": { "type": "json_object" } }),
                 "structured_outputs",

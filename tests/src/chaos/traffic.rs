@@ -18,6 +18,9 @@ use std::{
 use super::Random;
 use crate::{Answer, Ask, Client, Ending, client::Fault, fixtures, watchdog::WATCHDOG};
 
+/// Words and numbers in turns: longer than any answer, so that each ends in the middle of it.
+const LIST: &str = "([a-z]{1,12} [0-9]{1,4}, ){30}";
+
 const RETRY_PAUSE: Duration = Duration::from_millis(30);
 
 /// Contents of adapters with their golden answers, and those of the base.
@@ -43,6 +46,11 @@ impl Variants {
         let asks: Vec<Ask> = [(5, None), (40, None), (90, Some(11)), (20, Some(7))]
             .into_iter()
             .map(|(length, seed)| Ask { seed, ..Ask::new("", fixtures::prompt(1, length), 16) })
+            .chain([Ask {
+                seed: Some(5),
+                expression: Some(LIST),
+                ..Ask::new("", fixtures::prompt(2, 10), 16)
+            }])
             .collect();
         let mut variants = Self { adapters: Vec::new(), asks, golden: HashMap::new() };
         variants.listen(client, crate::BASE, None);
