@@ -60,6 +60,7 @@ const OTHERS: &[(&str, &[&str])] = &[
         &[
             "TEST_MODEL",
             "TEST_ROOT",
+            "HOSTS",
             "REQUIRE_CUDA",
             "FAILPOINTS",
             "SEED",

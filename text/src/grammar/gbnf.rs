@@ -18,7 +18,7 @@ pub enum GbnfError {
     Wanted {
         /// Where, from 1.
         line: usize,
-        /// What.
+        /// What could stand there, as it is told.
         wanted: &'static str,
     },
     /// A rule that is nowhere.
