@@ -6,11 +6,13 @@ use files::generation_defaults::GenerationDefaults;
 use gateway::{
     keys::Keys,
     limits::PerMin,
+    ollama::request::{ChatBody, GenerateBody},
     openai::{
         adapters::{PinRequest, UnloadRequest, load_request},
         chat, completions,
         errors::ApiError,
         params::Limits,
+        responses::request,
         tokens::{DetokenizeBody, TokenizeBody},
     },
     training::records::Order,
@@ -37,6 +39,18 @@ pub(crate) fn completion(input: &[u8]) -> Outcome {
 
 pub(crate) fn chat(input: &[u8]) -> Outcome {
     read(|limits| chat::Body::read(input, limits))
+}
+
+pub(crate) fn response(input: &[u8]) -> Outcome {
+    read(|limits| request::Body::read(input, limits))
+}
+
+pub(crate) fn ollama_chat(input: &[u8]) -> Outcome {
+    read(|limits| ChatBody::read(input, limits))
+}
+
+pub(crate) fn ollama_generate(input: &[u8]) -> Outcome {
+    read(|limits| GenerateBody::read(input, limits))
 }
 
 pub(crate) fn load_adapter(input: &[u8]) -> Outcome {

@@ -102,6 +102,9 @@ macro_rules! for_each_target {
             adapter_image: "an adapter in shared memory", targets::adapter_image, PLAIN;
             completion: "the body of a completion", http::completion, BODY;
             chat: "the body of a chat", http::chat, BODY;
+            response: "the body of a response", http::response, BODY;
+            ollama_chat: "the body of /api/chat", http::ollama_chat, BODY;
+            ollama_generate: "the body of /api/generate", http::ollama_generate, BODY;
             grammar: "what an answer has to look like: a schema, an expression, a grammar", forms::grammar, COMPILED;
             tool_calls: "an answer, in which calls of tools are looked for", forms::tool_calls, PLAIN;
             load_adapter: "the body of /v1/load_lora_adapter", http::load_adapter, BODY;

@@ -2,6 +2,7 @@
 
 mod adapter;
 mod command;
+mod doors;
 mod fleet;
 mod forms;
 mod gguf;
@@ -106,6 +107,9 @@ pub fn of(target: &str) -> Vec<Seed> {
         "adapter_image" => worker::images(),
         "completion" => http::completions(),
         "chat" => http::chats(),
+        "response" => doors::responses(),
+        "ollama_chat" => doors::ollama_chats(),
+        "ollama_generate" => doors::ollama_prompts(),
         "grammar" => forms::grammars(),
         "tool_calls" => forms::tool_calls(),
         "load_adapter" => http::loads(),

@@ -18,6 +18,7 @@ use crate::{
     config::{ConnectionLimits, Hosts},
     errors::ApiError,
     executors::Executors,
+    kept::Kept,
     keys::Keys,
     lifecycle::{NotServing, Serving, Status},
     limits::AdapterLimits,
@@ -69,6 +70,8 @@ pub struct App {
     pub connections: ConnectionLimits,
     /// Adapters that are trained order by order.
     pub runs: Arc<Runs>,
+    /// Responses that somebody may go on with.
+    pub kept: Arc<Kept>,
     /// When the process began to listen, for its uptime.
     pub started: Instant,
     /// Its number, which the next process at its address has not.
@@ -146,6 +149,7 @@ impl App {
             origins: parts.origins,
             connections: parts.connections,
             runs: parts.runs,
+            kept: Arc::new(Kept::default()),
             started: Instant::now(),
             instance: random_u64(),
             listing: Listing::default(),

@@ -5,7 +5,7 @@
 
 mod from;
 
-use std::{borrow::Cow, time::Duration};
+use std::{borrow::Cow, sync::Arc, time::Duration};
 
 use axum::{
     body::Body,
@@ -43,6 +43,10 @@ pub struct ApiError {
     message: String,
     retry: Retry,
 }
+
+/// What an answer that is an error says, for those who say it in another shape.
+#[derive(Debug, Clone)]
+pub struct Said(pub Arc<str>);
 
 #[derive(Serialize)]
 struct Envelope<'a> {
@@ -293,21 +297,26 @@ impl ApiError {
         self.code
     }
 
-    /// Appends the error as JSON. A fault of this server names the request, by which its log is found.
-    fn write_json(&self, out: &mut Vec<u8>) {
-        let id = telemetry::current_id().filter(|_| self.status.is_server_error());
-        self.write(out, id.as_deref());
-    }
-
     /// Appends the error as JSON for the end of a stream: it always names the request.
     pub fn write_event(&self, out: &mut Vec<u8>) {
         self.write(out, telemetry::current_id().as_deref());
     }
 
-    fn write(&self, out: &mut Vec<u8>, request_id: Option<&str>) {
+    /// What a caller is told, with the request if it is named.
+    fn said(&self, request_id: Option<&str>) -> String {
         let id = request_id.map_or_else(String::new, |id| format!(" (request {id})"));
+        format!("{}{id}", self.message)
+    }
+
+    /// What a caller is told at the end of a stream: it always names the request.
+    #[must_use]
+    pub fn last_words(&self) -> String {
+        self.said(telemetry::current_id().as_deref())
+    }
+
+    fn write(&self, out: &mut Vec<u8>, request_id: Option<&str>) {
         let shape = Shape {
-            message: &format!("{}{id}", self.message),
+            message: &self.said(request_id),
             r#type: self.kind,
             param: self.param.as_deref(),
             code: self.code,
@@ -328,9 +337,12 @@ fn shortened(text: &str, limit: usize) -> Cow<'_, str> {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response<Body> {
         telemetry::failed(self.status, self.code, &self.message);
+        // A fault of this server names the request, by which its log is found.
+        let id = telemetry::current_id().filter(|_| self.status.is_server_error());
         let mut body = Vec::with_capacity(256);
-        self.write_json(&mut body);
+        self.write(&mut body, id.as_deref());
         let mut response = Response::new(Body::from(body));
+        response.extensions_mut().insert(Said(self.said(id.as_deref()).into()));
         *response.status_mut() = self.status;
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));

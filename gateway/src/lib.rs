@@ -15,6 +15,7 @@
 //! - [`executor`]: a connection over which token ids travel; [`executors`]: all there are; [`lifecycle`] says when they can
 //!   be used, [`routing`] which of them gets a request, `drain` which gets none.
 //! - [`adapters`]: names, generations, and what is on disk about them; [`placement`]: where they are computed.
+//! - [`ollama`]: Ollama's HTTP API, over the same conversations. [`kept`]: responses that somebody may go on with.
 //! - [`tinker`]: Tinker's HTTP API; [`runs`] is what it is about: adapters that are trained order by order.
 //! - [`training`]: files to learn from and fine-tuning jobs; [`trainers`]: where processes that learn are asked for.
 //! - [`layers`]: what split clients have used of the base layers they rent.
@@ -49,6 +50,7 @@ pub mod executor;
 pub mod executors;
 mod fleet;
 pub mod health;
+pub mod kept;
 pub mod keys;
 pub mod layers;
 pub mod lifecycle;
@@ -58,6 +60,7 @@ mod lock;
 pub mod maintenance;
 pub mod metrics;
 pub mod notify;
+pub mod ollama;
 pub mod openai;
 mod origin;
 pub mod pages;
@@ -92,7 +95,7 @@ const FRONT_DOOR_FAILPOINTS: &[&str] = &[
 /// Every failpoint of this process.
 #[must_use]
 pub fn failpoints() -> Vec<&'static str> {
-    [FRONT_DOOR_FAILPOINTS, adapters::FAILPOINTS, training::FAILPOINTS, openai::stream::FAILPOINTS].concat()
+    [FRONT_DOOR_FAILPOINTS, adapters::FAILPOINTS, training::FAILPOINTS, openai::frames::FAILPOINTS].concat()
 }
 
 #[cfg(test)]

@@ -6,13 +6,15 @@
 //! - [`ask`], [`target`]: who asks, with which seed, and which model is meant.
 //! - [`params`]: the sampling and output options that chat and completions share; [`delivery`]: how an answer travels.
 //! - [`structured`]: what an answer has to look like. [`tools`]: functions that it may call. [`messages`]: a conversation.
-//! - [`chat`], [`completions`]: the two ways to ask, each turned into a [`job::Job`].
+//! - [`chat`], [`completions`], [`responses`]: the ways to ask, each turned into a [`job::Job`]; [`conversation`] is what all that
+//!   are about messages become first.
 //! - [`job`]: prompts and options, checked; turned into sequences.
 //! - [`session`]: the sequences of a job, redone when the executor is lost.
 //! - [`answer`]: a running job: what each step adds to which choice, and what it all used.
 //! - [`choice`]: tokens of one sequence into text, log-probabilities and a finish reason.
 //! - [`echo`], [`logprobs`]: the prompt repeated, and probabilities in OpenAI's two shapes.
-//! - [`stream`], [`collect`]: the answer as server-sent events, or as one body.
+//! - [`frames`]: the answer as it comes, in somebody's shape; [`stream`], [`collect`]: in that of chat and completions, as it comes or as one
+//!   body.
 //! - [`types`]: the bodies that are sent.
 //! - [`models`], [`tokens`], [`adapters`]: the routes that are not about generation.
 //! - [`files`], [`fine_tuning`], [`order`]: those about training; [`paging`]: their lists in pieces.
@@ -25,6 +27,7 @@ pub mod chat;
 pub mod choice;
 pub mod collect;
 pub mod completions;
+pub mod conversation;
 pub mod delivery;
 #[cfg(test)]
 mod documented;
@@ -32,6 +35,7 @@ pub mod echo;
 pub mod fields;
 pub mod files;
 pub mod fine_tuning;
+pub mod frames;
 mod idempotency;
 pub mod job;
 pub mod logprobs;
@@ -40,6 +44,7 @@ pub mod models;
 pub mod order;
 pub mod paging;
 pub mod params;
+pub mod responses;
 pub mod session;
 pub mod stream;
 pub mod structured;

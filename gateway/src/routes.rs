@@ -20,9 +20,10 @@ use crate::{
     errors::ApiError,
     fleet, health,
     metrics::text::CONTENT_TYPE,
+    ollama,
     openai::{
         adapters, answer::Answer, ask::Ask, chat, collect, completions, delivery::Delivery, files,
-        fine_tuning, job::Job, models, stream, structured, tokens,
+        fine_tuning, frames, job::Job, models, responses, stream::Chunks, structured, tokens,
     },
     origin, pages, request,
     tinker::{checkpoints, sampling, sessions, training},
@@ -51,7 +52,7 @@ pub fn table() -> Vec<Route> {
     let get = |path, access, handler| Route { method: Method::GET, path, access, handler };
     let post = |path, access, handler| Route { method: Method::POST, path, access, handler };
     let delete = |path, access, handler| Route { method: Method::DELETE, path, access, handler };
-    vec![
+    let mut table = vec![
         get("/", Access::Open, self::get(pages::index)),
         get("/docs", Access::Open, self::get(pages::docs)),
         get("/openapi.json", Access::Open, self::get(pages::openapi)),
@@ -65,35 +66,13 @@ pub fn table() -> Vec<Route> {
         delete("/v1/models/{*id}", Access::User, self::delete(models::delete)),
         post("/v1/chat/completions", Access::User, self::post(chat_completions)),
         post("/v1/completions", Access::User, self::post(text_completions)),
+        post("/v1/responses", Access::User, self::post(responses::create)),
+        get("/v1/responses/{id}", Access::User, self::get(responses::one)),
+        delete("/v1/responses/{id}", Access::User, self::delete(responses::delete)),
+        get("/v1/responses/{id}/input_items", Access::User, self::get(responses::input_items)),
         post("/tokenize", Access::User, self::post(tokens::tokenize)),
         post("/detokenize", Access::User, self::post(tokens::detokenize)),
         get("/tokenizer_info", Access::User, self::get(tokens::info)),
-        post("/api/v1/client/config", Access::User, self::post(sessions::config)),
-        post("/api/v1/create_session", Access::User, self::post(sessions::create)),
-        post("/api/v1/session_heartbeat", Access::User, self::post(sessions::heartbeat)),
-        post("/api/v1/sessions/{id}/finish", Access::User, self::post(sessions::finish)),
-        get("/api/v1/get_server_capabilities", Access::User, self::get(sessions::capabilities)),
-        post("/api/v1/retrieve_future", Access::User, self::post(sessions::retrieve)),
-        post("/api/v1/create_model", Access::User, self::post(training::create)),
-        post("/api/v1/get_info", Access::User, self::post(training::info)),
-        post("/api/v1/forward_backward", Access::User, self::post(training::forward_backward)),
-        post("/api/v1/optim_step", Access::User, self::post(training::optim_step)),
-        post("/api/v1/save_weights", Access::User, self::post(training::save)),
-        post("/api/v1/load_weights", Access::User, self::post(training::load)),
-        post("/api/v1/save_weights_for_sampler", Access::User, self::post(training::save_for_sampler)),
-        post("/api/v1/create_sampling_session", Access::User, self::post(sampling::create)),
-        get("/api/v1/samplers/{id}", Access::User, self::get(sampling::one)),
-        get("/api/v1/training_runs", Access::User, self::get(checkpoints::runs)),
-        get("/api/v1/training_runs/{run}", Access::User, self::get(checkpoints::run)),
-        get("/api/v1/training_runs/{run}/checkpoints", Access::User, self::get(checkpoints::of_run)),
-        delete(
-            "/api/v1/training_runs/{run}/checkpoints/{*id}",
-            Access::User,
-            self::delete(checkpoints::delete),
-        ),
-        get("/api/v1/checkpoints", Access::User, self::get(checkpoints::list)),
-        post("/api/v1/weights_info", Access::User, self::post(checkpoints::weights_info)),
-        post("/api/v1/asample", Access::User, self::post(sampling::sample)),
         get("/v1/status", Access::Admin, self::get(health::status)),
         post("/v1/executors/{name}/drain", Access::Admin, self::post(drain::drain)),
         post("/v1/executors/{name}/undrain", Access::Admin, self::post(drain::undrain)),
@@ -115,6 +94,60 @@ pub fn table() -> Vec<Route> {
         post("/v1/fine_tuning/jobs/{id}/cancel", Access::User, self::post(fine_tuning::cancel)),
         post("/v1/fine_tuning/jobs/{id}/pause", Access::User, self::post(fine_tuning::pause)),
         post("/v1/fine_tuning/jobs/{id}/resume", Access::User, self::post(fine_tuning::resume)),
+    ];
+    table.extend(tinker_routes());
+    table.extend(ollama_routes());
+    table
+}
+
+fn user(method: Method, path: &'static str, handler: MethodRouter<Arc<App>>) -> Route {
+    Route { method, path, access: Access::User, handler }
+}
+
+/// Those of Tinker's API.
+fn tinker_routes() -> Vec<Route> {
+    vec![
+        user(Method::POST, "/api/v1/client/config", post(sessions::config)),
+        user(Method::POST, "/api/v1/create_session", post(sessions::create)),
+        user(Method::POST, "/api/v1/session_heartbeat", post(sessions::heartbeat)),
+        user(Method::POST, "/api/v1/sessions/{id}/finish", post(sessions::finish)),
+        user(Method::GET, "/api/v1/get_server_capabilities", get(sessions::capabilities)),
+        user(Method::POST, "/api/v1/retrieve_future", post(sessions::retrieve)),
+        user(Method::POST, "/api/v1/create_model", post(training::create)),
+        user(Method::POST, "/api/v1/get_info", post(training::info)),
+        user(Method::POST, "/api/v1/forward_backward", post(training::forward_backward)),
+        user(Method::POST, "/api/v1/optim_step", post(training::optim_step)),
+        user(Method::POST, "/api/v1/save_weights", post(training::save)),
+        user(Method::POST, "/api/v1/load_weights", post(training::load)),
+        user(Method::POST, "/api/v1/save_weights_for_sampler", post(training::save_for_sampler)),
+        user(Method::POST, "/api/v1/create_sampling_session", post(sampling::create)),
+        user(Method::GET, "/api/v1/samplers/{id}", get(sampling::one)),
+        user(Method::GET, "/api/v1/training_runs", get(checkpoints::runs)),
+        user(Method::GET, "/api/v1/training_runs/{run}", get(checkpoints::run)),
+        user(Method::GET, "/api/v1/training_runs/{run}/checkpoints", get(checkpoints::of_run)),
+        user(Method::DELETE, "/api/v1/training_runs/{run}/checkpoints/{*id}", delete(checkpoints::delete)),
+        user(Method::GET, "/api/v1/checkpoints", get(checkpoints::list)),
+        user(Method::POST, "/api/v1/weights_info", post(checkpoints::weights_info)),
+        user(Method::POST, "/api/v1/asample", post(sampling::sample)),
+    ]
+}
+
+/// Those of Ollama's API.
+fn ollama_routes() -> Vec<Route> {
+    vec![
+        user(Method::POST, "/api/chat", post(ollama::chat)),
+        user(Method::POST, "/api/generate", post(ollama::generate)),
+        user(Method::GET, "/api/tags", get(ollama::listing::tags)),
+        user(Method::GET, "/api/ps", get(ollama::listing::ps)),
+        user(Method::POST, "/api/show", post(ollama::listing::show)),
+        user(Method::GET, "/api/version", get(ollama::listing::version)),
+        user(Method::POST, "/api/pull", post(ollama::refused::pull)),
+        user(Method::POST, "/api/push", post(ollama::refused::push)),
+        user(Method::POST, "/api/create", post(ollama::refused::create)),
+        user(Method::POST, "/api/copy", post(ollama::refused::copy)),
+        user(Method::DELETE, "/api/delete", delete(ollama::refused::delete)),
+        user(Method::POST, "/api/embed", post(ollama::refused::embed)),
+        user(Method::POST, "/api/embeddings", post(ollama::refused::embed)),
     ]
 }
 
@@ -144,6 +177,7 @@ fn around(router: Router<Arc<App>>, app: &Arc<App>) -> Router {
     }
     router
         .layer(middleware::from_fn_with_state(Arc::clone(app), request::identify))
+        .layer(middleware::from_fn(ollama::errors::reshape))
         .with_state(Arc::clone(app))
 }
 
@@ -159,19 +193,12 @@ async fn text_completions(State(app): State<Arc<App>>, ask: Ask) -> Result<Respo
     generate(&app, job).await
 }
 
-/// Starts a job and answers when its first step is there: what fails before has a status of its own.
 async fn generate(app: &App, job: Job) -> Result<Response, ApiError> {
-    let delivery = job.params.delivery;
-    if let Some(lease) = &job.target.lease {
-        app.adapter_limits.check(&lease.id.0, &job.target.name)?;
-    }
-    failpoint::pass("gateway.before_start");
-    let mut answer = Answer::start(app, job).await?;
-    let first = answer.next().await.unwrap_or_else(|| Err(ApiError::internal("nothing was generated")))?;
-    failpoint::pass("gateway.first_step");
+    let (choices, delivery) = (job.choices(), job.params.delivery);
+    let (answer, first) = Answer::begin(app, job).await?;
     match delivery {
         Delivery::Whole => collect::respond(answer, first).await,
-        Delivery::Stream(options) => Ok(stream::respond(answer, first, options.usage)),
+        Delivery::Stream(options) => Ok(frames::respond(answer, first, Chunks::new(choices, options.usage))),
     }
 }
 

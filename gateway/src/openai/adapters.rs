@@ -174,7 +174,7 @@ enum Named {
     NoMore,
 }
 
-fn placed(app: &App) -> Placed {
+pub(crate) fn placed(app: &App) -> Placed {
     Placed::of(app.metrics.reported().iter().map(|report| &*report.stats))
 }
 

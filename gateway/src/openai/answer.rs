@@ -1,6 +1,6 @@
 //! A running job: which choice each step adds to, when it is over, and what it used.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use shmproto::message::{Output, TokenOutput};
 use text::{detokenize::TextStart, stop::StopScanner};
@@ -68,6 +68,19 @@ impl std::fmt::Debug for Answer {
 }
 
 impl Answer {
+    /// Starts `job` and waits for its first step: what fails before has a status of its own.
+    pub async fn begin(app: &App, job: Job) -> Result<(Self, Step), ApiError> {
+        if let Some(lease) = &job.target.lease {
+            app.adapter_limits.check(&lease.id.0, &job.target.name)?;
+        }
+        failpoint::pass("gateway.before_start");
+        let mut answer = Self::start(app, job).await?;
+        let first =
+            answer.next().await.unwrap_or_else(|| Err(ApiError::internal("nothing was generated")))?;
+        failpoint::pass("gateway.first_step");
+        Ok((answer, first))
+    }
+
     /// Starts `job`, on the executor that is chosen for it, once its adapter is there.
     pub async fn start(app: &App, job: Job) -> Result<Self, ApiError> {
         let slots: Vec<Slot> = (0..job.choices()).map(|_| Slot::new(&job)).collect();
@@ -123,6 +136,25 @@ impl Answer {
             model: &self.job.target.name,
             adapter_generation: self.generation.as_deref(),
         }
+    }
+
+    /// When it was begun, in seconds since 1970.
+    #[must_use]
+    pub fn created(&self) -> u64 {
+        self.created
+    }
+
+    /// Content hash of the adapter; `None` for the base model.
+    #[must_use]
+    pub fn generation(&self) -> Option<&str> {
+        self.generation.as_deref()
+    }
+
+    /// From the request to its first token, and what of that was a wait for its adapter.
+    #[must_use]
+    pub fn first_token(&self) -> (Duration, Duration) {
+        let adapter = self.meter.waits().map(|waits| waits.adapter);
+        (self.meter.first_token().unwrap_or_default(), adapter.unwrap_or_default())
     }
 
     /// Tokens so far.

@@ -1,5 +1,7 @@
 //! `POST /v1/completions`.
 
+use std::sync::Arc;
+
 use serde_json::Value;
 use text::tokenizer::AddSpecial;
 
@@ -10,7 +12,7 @@ use super::{
     params::{self, Limits, MAX_LOGPROBS, Params, token_id},
     target::Wanted,
 };
-use crate::{app::App, errors::ApiError, lifecycle::Serving};
+use crate::{app::App, caller::Caller, errors::ApiError, lifecycle::Serving};
 
 /// OpenAI's default for this route.
 const DEFAULT_MAX_TOKENS: u32 = 16;
@@ -18,12 +20,12 @@ const DEFAULT_MAX_TOKENS: u32 = 16;
 /// A body, checked as far as it can be without looking anything up.
 #[derive(Debug)]
 pub struct Body {
-    wanted: Wanted,
-    params: Params,
-    logprobs: Option<u32>,
-    echo: Echo,
-    add: AddSpecial,
-    prompt: Option<Value>,
+    pub(crate) wanted: Wanted,
+    pub(crate) params: Params,
+    pub(crate) logprobs: Option<u32>,
+    pub(crate) echo: Echo,
+    pub(crate) add: AddSpecial,
+    pub(crate) prompt: Option<Value>,
 }
 
 impl Body {
@@ -43,32 +45,37 @@ impl Body {
         }
         Ok(Self { wanted, params, logprobs, echo, add, prompt })
     }
+
+    /// Turns it into a job of `caller`.
+    pub(crate) fn job(self, app: &App, caller: &Caller, serving: Arc<Serving>) -> Result<Job, ApiError> {
+        let Self { wanted, params, logprobs, echo, add, prompt } = self;
+        let target = wanted.find(app, &serving, caller)?;
+        let prompts = prompts(&serving, prompt, add)?;
+        let namespace = namespace(caller, &target, &serving);
+        let grammar =
+            params.structure.as_ref().map(|structure| structure.source(&*serving.text)).transpose()?;
+        let job = Job {
+            kind: Kind::Text,
+            prompt_field: "prompt",
+            serving,
+            target,
+            tenant: Arc::clone(&caller.tenant),
+            namespace,
+            prompts,
+            params,
+            logprobs,
+            echo,
+            grammar,
+            answering: None,
+        };
+        job.check()
+    }
 }
 
 /// Turns a request into a job.
 pub fn job(app: &App, ask: Ask) -> Result<Job, ApiError> {
     let Ask { caller, serving, default_seed, body } = ask;
-    let body = Body::read(&body, &Limits::of(&serving, default_seed))?;
-    let Body { wanted, params, logprobs, echo, add, prompt } = body;
-    let target = wanted.find(app, &serving, &caller)?;
-    let prompts = prompts(&serving, prompt, add)?;
-    let namespace = namespace(&caller, &target, &serving);
-    let grammar = params.structure.as_ref().map(|structure| structure.source(&*serving.text)).transpose()?;
-    let (kind, tenant) = (Kind::Text, caller.tenant);
-    Job {
-        kind,
-        serving,
-        target,
-        tenant,
-        namespace,
-        prompts,
-        params,
-        logprobs,
-        echo,
-        grammar,
-        answering: None,
-    }
-    .check()
+    Body::read(&body, &Limits::of(&serving, default_seed))?.job(app, &caller, serving)
 }
 
 /// Reads `add_special_tokens`, true by default.

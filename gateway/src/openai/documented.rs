@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use files::generation_defaults::GenerationDefaults;
 use serde_json::Value;
 
-use super::{chat, completions, fields::TAKEN, params::Limits, tokens};
+use super::{chat, completions, fields::TAKEN, params::Limits, responses::request, tokens};
 use crate::{errors::ApiError, pages::OPENAPI};
 
 /// Names that parsers take inside of a field, not at the top of a body.
@@ -47,6 +47,13 @@ fn every_field_that_is_documented_is_taken_and_the_other_way_round() {
     let text = serde_json::json!({ "model": "m", "prompt": "a" });
     let read = |body: &[u8]| limits(|limits| completions::Body::read(body, limits)).map(drop);
     assert_eq!(taken(&text, read), documented("CompletionRequest"));
+    let response = serde_json::json!({ "model": "m", "input": [{ "role": "user", "content": "a", "id": "msg_1", "status": "completed" }] });
+    let read = |body: &[u8]| limits(|limits| request::Body::read(body, limits)).map(drop);
+    let mut fields = taken(&response, read);
+    // What is of an item, and what is the name of a part of one, too.
+    fields.retain(|name| !["id", "status"].contains(&name.as_str()));
+    fields.insert("text".to_owned());
+    assert_eq!(fields, documented("ResponseRequest"));
     let read = |body: &[u8]| tokens::TokenizeBody::read(body).map(drop);
     assert_eq!(taken(&serde_json::json!({ "prompt": "a" }), read), documented("TokenizeRequest"));
     let read = |body: &[u8]| tokens::DetokenizeBody::read(body, 300).map(drop);

@@ -25,6 +25,9 @@ const NEUTRAL: &[(&str, &str)] = &[
     ("function_call", r#""none""#),
     ("function_call", r#""auto""#),
     ("modalities", r#"["text"]"#),
+    ("background", "false"),
+    ("truncation", r#""disabled""#),
+    ("think", "false"),
     ("store", "false"),
     ("service_tier", r#""auto""#),
     ("service_tier", r#""default""#),
@@ -81,6 +84,12 @@ impl Fields {
         #[cfg(test)]
         TAKEN.with_borrow_mut(|taken| taken.insert(name.to_owned()));
         self.map.remove(name).filter(|value| !value.is_null())
+    }
+
+    /// A field as it came, left where it is.
+    #[must_use]
+    pub fn peek(&self, name: &str) -> Option<&Value> {
+        self.map.get(name).filter(|value| !value.is_null())
     }
 
     /// Takes a number within `range`.

@@ -18,14 +18,14 @@ use crate::{
 /// Most prompts of a request.
 pub const MAX_PROMPTS: usize = 64;
 
-/// Which of the generation routes asks.
+/// What is continued, and what the answer is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// `/v1/chat/completions`.
+    /// A conversation, in a turn of its own.
     Chat,
-    /// `/v1/completions`.
+    /// A text, in more text.
     Text,
-    /// One whose answer is tokens, as Tinker's samples: each is told with its log-probability, and those of a stop string too.
+    /// A text, in tokens, as Tinker's samples: each is told with its log-probability, and those of a stop string too.
     Tokens,
 }
 
@@ -50,8 +50,10 @@ pub struct Prompt {
 /// Everything known about a request before it starts.
 #[derive(Debug)]
 pub struct Job {
-    /// The route.
+    /// What is continued.
     pub kind: Kind,
+    /// What the route calls what is to be continued.
+    pub prompt_field: &'static str,
     /// What is served.
     pub serving: Arc<Serving>,
     /// The model.
@@ -104,25 +106,18 @@ impl Job {
         for prompt in &self.prompts {
             if prompt.tokens.is_empty() {
                 return Err(ApiError::invalid(
-                    self.prompt_field(),
+                    self.prompt_field,
                     "the prompt has no tokens; send at least one",
                 ));
             }
             let count = prompt.tokens.len();
             if count.saturating_add(wanted) > limit {
                 let is_prompt_too_long = count.saturating_add(wanted.min(1)) > limit;
-                let at = if is_prompt_too_long { self.prompt_field() } else { self.params.max_tokens_field };
+                let at = if is_prompt_too_long { self.prompt_field } else { self.params.max_tokens_field };
                 return Err(ApiError::context_length(count, wanted, limit).of(at));
             }
         }
         Ok(self)
-    }
-
-    fn prompt_field(&self) -> &'static str {
-        match self.kind {
-            Kind::Chat => "messages",
-            Kind::Text | Kind::Tokens => "prompt",
-        }
     }
 
     /// To whom it counts.

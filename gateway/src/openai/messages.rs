@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// Most messages of a conversation.
-const MAX_MESSAGES: usize = 4096;
+pub const MAX_MESSAGES: usize = 4096;
 /// Most calls of a message.
 const MAX_CALLS: usize = 128;
 
@@ -106,12 +106,21 @@ fn call(item: Value, called: &mut Called) -> Result<Value, ApiError> {
     let name = fields.required_text("name").map_err(within)?;
     let text = fields.text("arguments").map_err(within)?.unwrap_or_default();
     fields.finish().map_err(within)?;
+    let call = function_call(&id, &name, &text).map_err(within)?;
+    called.insert(id, name);
+    Ok(call)
+}
+
+/// A call as templates take it, with its arguments as a value.
+///
+/// # Errors
+/// `text`, what `arguments` says, is no JSON.
+pub fn function_call(id: &str, name: &str, text: &str) -> Result<Value, ApiError> {
     let arguments =
         if text.trim().is_empty() { Ok(json!({})) } else { files::strict_json::parse(text.as_bytes()) };
     let arguments = arguments.map_err(|error| {
-        within(ApiError::invalid("arguments", format!("'arguments' is a text that is no JSON: {error}")))
+        ApiError::invalid("arguments", format!("'arguments' is a text that is no JSON: {error}"))
     })?;
-    called.insert(id.clone(), name.clone());
     Ok(json!({ "id": id, "type": "function", "function": { "name": name, "arguments": arguments } }))
 }
 

@@ -87,7 +87,7 @@ pub async fn delete(
 }
 
 /// Whether requests can be answered by it: it is there, and no draft.
-fn answers(entry: &Entry) -> bool {
+pub(crate) fn answers(entry: &Entry) -> bool {
     entry.fault().is_none() && entry.record.draft_layers == 0
 }
 

@@ -86,16 +86,40 @@ pub enum EndTokens {
     Ignore,
 }
 
-/// Reads the shared options.
+/// Options that routes have each under a name of its own.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Asked {
+    /// Most tokens to generate; `None` leaves it to the route.
+    pub max_tokens: Option<u32>,
+    /// What the request calls them.
+    pub max_tokens_field: &'static str,
+    /// How the answer travels.
+    pub delivery: Delivery,
+    /// What the answer has to look like, if it has to.
+    pub structure: Option<Structure>,
+}
+
+/// Reads the options that chat and completions share.
 pub fn read(fields: &mut Fields, limits: &Limits<'_>) -> Result<Params, ApiError> {
     fields.labels()?;
     let (max_tokens, max_tokens_field) = max_tokens(fields)?;
+    let (structure, delivery) = (structured::read(fields)?, delivery::read(fields)?);
+    let asked = Asked { max_tokens, max_tokens_field, delivery, structure };
+    let params = read_beside(asked, fields, limits)?;
+    let choices = fields.count("n", 1..=MAX_CHOICES)?.unwrap_or(1);
+    let names = fields.flag("return_tokens_as_token_ids", false)?;
+    let token_names = if names { TokenNames::Ids } else { TokenNames::Text };
+    Ok(Params { choices, token_names, ..params })
+}
+
+/// Reads the options that all routes have under the same names, beside those that are `asked` under others.
+pub fn read_beside(asked: Asked, fields: &mut Fields, limits: &Limits<'_>) -> Result<Params, ApiError> {
+    let Asked { max_tokens, max_tokens_field, delivery, structure } = asked;
     let min_tokens = fields.count("min_tokens", 0..=u32::MAX)?.unwrap_or(0);
     if let Some(max_tokens) = max_tokens.filter(|max_tokens| *max_tokens < min_tokens) {
         let message = format!("'min_tokens' is {min_tokens}, which is more than max_tokens, {max_tokens}");
         return Err(ApiError::invalid("min_tokens", message));
     }
-    let structure = structured::read(fields)?;
     let end_tokens = end_tokens(fields, structure.as_ref())?;
     Ok(Params {
         sampling: sampling(fields, limits)?,
@@ -105,14 +129,10 @@ pub fn read(fields: &mut Fields, limits: &Limits<'_>) -> Result<Params, ApiError
         stop: stop_strings(fields)?,
         stop_tokens: stop_tokens(fields, limits)?,
         end_tokens,
-        choices: fields.count("n", 1..=MAX_CHOICES)?.unwrap_or(1),
-        delivery: delivery::read(fields)?,
+        choices: 1,
+        delivery,
         deadline_ms: fields.count("deadline_ms", 0..=u32::MAX)?.unwrap_or(0),
-        token_names: if fields.flag("return_tokens_as_token_ids", false)? {
-            TokenNames::Ids
-        } else {
-            TokenNames::Text
-        },
+        token_names: TokenNames::Text,
         precision: precision(fields)?,
         structure,
     })

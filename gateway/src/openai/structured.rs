@@ -36,7 +36,7 @@ impl Structure {
 /// How much work a body is, as the bytes of one that is nothing but text: a grammar may take as long as the longest.
 #[must_use]
 pub fn weight(body: &[u8]) -> usize {
-    const ASK: [&str; 3] = ["\"response_format\"", "\"structured_outputs\"", "\"tools\""];
+    const ASK: [&str; 4] = ["\"response_format\"", "\"structured_outputs\"", "\"tools\"", "\"format\""];
     let asks = |field: &&str| body.windows(field.len()).any(|bytes| bytes == field.as_bytes());
     if ASK.iter().any(asks) { usize::MAX } else { body.len() }
 }
@@ -82,21 +82,56 @@ fn json_schema(value: Option<Value>) -> Result<Structure, ApiError> {
     let value = value.ok_or_else(|| {
         ApiError::missing("json_schema", "a response format of type json_schema needs 'json_schema'")
     })?;
-    let mut fields = Fields::of(value, "json_schema")?;
-    let within = |error: ApiError| error.within("json_schema");
+    let fields = Fields::of(value, "json_schema")?;
+    named_schema(fields, "response_format.json_schema.schema").map_err(|error| error.within("json_schema"))
+}
+
+/// A schema with its name; `field` is where it stands.
+fn named_schema(mut fields: Fields, field: &str) -> Result<Structure, ApiError> {
     // Labels: what the answer has to look like is all in the schema, and always kept to.
     for label in ["name", "description"] {
-        fields.text(label).map_err(within)?;
+        fields.text(label)?;
     }
-    fields.flag("strict", false).map_err(within)?;
+    fields.flag("strict", false)?;
     let schema = fields.take("schema");
-    fields.finish().map_err(within)?;
+    fields.finish()?;
     let grammar = match schema {
         None => Grammar::json_object(),
         Some(schema @ (Value::Object(_) | Value::Bool(_))) => Grammar::Json(schema),
-        Some(other) => return Err(within(wrong("schema", "a JSON schema: an object", &other))),
+        Some(other) => return Err(wrong("schema", "a JSON schema: an object", &other)),
     };
-    Ok(Structure { field: "response_format.json_schema.schema".to_owned(), grammar })
+    Ok(Structure { field: field.to_owned(), grammar })
+}
+
+/// Reads `text.format` of the Responses API, which is a response format in one piece.
+pub fn text_format(value: Value) -> Result<Option<Structure>, ApiError> {
+    const NAME: &str = "text.format";
+    let within = |error: ApiError| error.within(NAME);
+    let mut fields = Fields::of(value, NAME)?;
+    let kind = fields.required_text("type").map_err(within)?;
+    match kind.as_str() {
+        "text" => fields.finish().map(|()| None).map_err(within),
+        "json_object" => {
+            fields.finish().map_err(within)?;
+            Ok(Some(Structure { field: NAME.to_owned(), grammar: Grammar::json_object() }))
+        }
+        "json_schema" => named_schema(fields, "text.format.schema").map(Some).map_err(within),
+        _ => {
+            let message = format!("the type '{kind}' is not supported; use text, json_object or json_schema");
+            Err(within(ApiError::bad_request("unsupported_parameter", message).of("type")))
+        }
+    }
+}
+
+/// Reads `format` of Ollama's routes: `json`, or a schema.
+pub fn ollama_format(value: Value) -> Result<Option<Structure>, ApiError> {
+    let grammar = match value {
+        Value::String(word) if word.is_empty() => return Ok(None),
+        Value::String(word) if word == "json" => Grammar::json_object(),
+        schema @ Value::Object(_) => Grammar::Json(schema),
+        other => return Err(wrong("format", "\"json\" or a JSON schema: an object", &other)),
+    };
+    Ok(Some(Structure { field: "format".to_owned(), grammar }))
 }
 
 fn structured_outputs(value: Value) -> Result<Option<Structure>, ApiError> {

@@ -118,6 +118,13 @@ fn grammar(
     })
 }
 
+/// Whether a model whose calls are written as `parser` says can be shown tools.
+#[must_use]
+pub fn are_called(parser: ToolCallParser, text: &dyn Text) -> bool {
+    let template = text.facts().chat_template.as_deref();
+    template.is_some_and(shows_tools) && Format::of(parser, template).is_some()
+}
+
 fn no_tools(parser: ToolCallParser, shows: bool) -> ApiError {
     let why = match (parser, shows) {
         (ToolCallParser::None, _) => "this server is set to read no calls of tools (--tool-call-parser none)",
@@ -136,12 +143,14 @@ fn no_tools(parser: ToolCallParser, shows: bool) -> ApiError {
 /// There are some, and its template has no place for them.
 pub fn check_history(messages: &[ChatMessage], text: &dyn Text) -> Result<(), ApiError> {
     let is_about_tools = |message: &ChatMessage| !message.calls.is_empty() || message.answers.is_some();
-    let Some(index) = messages.iter().position(is_about_tools) else { return Ok(()) };
+    if !messages.iter().any(is_about_tools) {
+        return Ok(());
+    }
     if text.facts().chat_template.as_deref().is_some_and(shows_tools) {
         return Ok(());
     }
     let message = "this model's chat template shows no calls of tools; leave such messages out";
-    Err(ApiError::bad_request("unsupported_parameter", message).of(&format!("messages[{index}]")))
+    Err(ApiError::bad_request("unsupported_parameter", message))
 }
 
 /// A part of a call as it goes out.

@@ -267,6 +267,7 @@ fn job(app: &App, caller: &Caller, sampler: &Sampler, request: &Sample) -> Resul
     let wants_prompt = wanted.prompt_logprobs || wanted.topk_prompt > 0;
     let job = Job {
         kind: Kind::Tokens,
+        prompt_field: "prompt",
         tenant: Arc::clone(&caller.tenant),
         namespace: namespace(caller, &target, &serving),
         params: params(&request.sampling_params, request.num_samples, &serving)?,

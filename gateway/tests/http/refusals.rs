@@ -255,7 +255,7 @@ async fn a_body_made_to_hurt_is_refused_before_the_executor_hears_of_it() {
 #[tokio::test]
 async fn a_route_or_method_that_does_not_exist_is_a_typed_error() {
     let harness = Harness::start(say("x")).await;
-    let error = harness.client.get("/v1/responses").await;
+    let error = harness.client.get("/v1/threads").await;
     assert_eq!((error.status, error.code().as_str()), (404, "not_found"));
     let error = harness.client.get(CHAT).await;
     assert_eq!((error.status, error.code().as_str()), (405, "method_not_allowed"));

@@ -76,20 +76,40 @@ impl Tools {
     }
 }
 
-/// Reads the fields about tools; `None` if none are to be called.
+/// How a route writes a tool, and the choice of one.
+#[derive(Debug, Clone, Copy)]
+pub struct Dialect {
+    tool: fn(Fields) -> Result<Tool, ApiError>,
+    chosen: fn(Fields) -> Result<String, ApiError>,
+}
+
+/// As chat has it: a function in a field of its own.
+const NESTED: Dialect = Dialect { tool: nested_tool, chosen: nested_choice };
+/// As the Responses API has it: all in one.
+pub const FLAT: Dialect = Dialect { tool: flat_tool, chosen: flat_choice };
+
+/// Reads the fields about tools, as chat has them; `None` if none are to be called.
 pub fn read(fields: &mut Fields) -> Result<Option<Tools>, ApiError> {
+    read_as(NESTED, fields)
+}
+
+/// Reads the fields about tools; `None` if none are to be called.
+pub fn read_as(dialect: Dialect, fields: &mut Fields) -> Result<Option<Tools>, ApiError> {
     let items = fields.array("tools")?.unwrap_or_default();
     if items.len() > MAX_TOOLS {
         return Err(ApiError::invalid("tools", format!("'tools' may hold at most {MAX_TOOLS} tools")));
     }
-    let list: Vec<Tool> =
-        items.into_iter().enumerate().map(|(index, item)| tool(index, item)).collect::<Result<_, _>>()?;
+    let list: Vec<Tool> = items
+        .into_iter()
+        .enumerate()
+        .map(|(index, item)| tool(dialect, index, item))
+        .collect::<Result<_, _>>()?;
     let mut names = BTreeSet::new();
     if let Some(twice) = list.iter().find(|tool| !names.insert(tool.name.as_str())) {
         let message = format!("two functions are called '{}'; give each a name of its own", twice.name);
         return Err(ApiError::invalid("tools", message));
     }
-    let choice = fields.take("tool_choice").map(|value| choice(&value, &list)).transpose()?;
+    let choice = fields.take("tool_choice").map(|value| choice(dialect, &value, &list)).transpose()?;
     let calls = if fields.flag("parallel_tool_calls", true)? { Calls::Many } else { Calls::One };
     Ok(match choice.unwrap_or(Some(Choice::Auto)) {
         Some(choice) if !list.is_empty() => Some(Tools { list, choice, calls }),
@@ -98,12 +118,15 @@ pub fn read(fields: &mut Fields) -> Result<Option<Tools>, ApiError> {
 }
 
 /// `None`: no tool is to be called.
-fn choice(value: &Value, list: &[Tool]) -> Result<Option<Choice>, ApiError> {
+fn choice(dialect: Dialect, value: &Value, list: &[Tool]) -> Result<Option<Choice>, ApiError> {
     let choice = match value {
         Value::String(word) if word == "none" => return Ok(None),
         Value::String(word) if word == "auto" => Choice::Auto,
         Value::String(word) if word == "required" => Choice::Required,
-        Value::Object(_) => Choice::Named(chosen(value.clone())?),
+        Value::Object(_) => {
+            let fields = Fields::of(value.clone(), "tool_choice")?;
+            Choice::Named((dialect.chosen)(fields).map_err(|error| error.within("tool_choice"))?)
+        }
         other => {
             return Err(wrong("tool_choice", "\"none\", \"auto\", \"required\" or a function", other));
         }
@@ -120,19 +143,25 @@ fn choice(value: &Value, list: &[Tool]) -> Result<Option<Choice>, ApiError> {
     Ok(Some(choice))
 }
 
-fn chosen(value: Value) -> Result<String, ApiError> {
-    let within = |error: ApiError| error.within("tool_choice");
-    let mut fields = Fields::of(value, "tool_choice")?;
-    is_function(&mut fields).map_err(within)?;
+fn nested_choice(mut fields: Fields) -> Result<String, ApiError> {
+    is_function(&mut fields)?;
     let function = fields.take("function");
-    fields.finish().map_err(within)?;
-    let function = function.ok_or_else(|| {
-        ApiError::missing("tool_choice.function", "a choice of a function needs 'function'")
-    })?;
-    let within = |error: ApiError| error.within("tool_choice.function");
-    let mut fields = Fields::of(function, "tool_choice.function")?;
-    let name = fields.required_text("name").map_err(within)?;
-    fields.finish().map_err(within)?;
+    fields.finish()?;
+    let function =
+        function.ok_or_else(|| ApiError::missing("function", "a choice of a function needs 'function'"))?;
+    let within = |error: ApiError| error.within("function");
+    let fields = Fields::of(function, "function")?;
+    only_name(fields).map_err(within)
+}
+
+fn flat_choice(mut fields: Fields) -> Result<String, ApiError> {
+    is_function(&mut fields)?;
+    only_name(fields)
+}
+
+fn only_name(mut fields: Fields) -> Result<String, ApiError> {
+    let name = fields.required_text("name")?;
+    fields.finish()?;
     Ok(name)
 }
 
@@ -145,19 +174,27 @@ fn is_function(fields: &mut Fields) -> Result<(), ApiError> {
     Err(ApiError::bad_request("unsupported_parameter", message).of("type"))
 }
 
-fn tool(index: usize, item: Value) -> Result<Tool, ApiError> {
+fn tool(dialect: Dialect, index: usize, item: Value) -> Result<Tool, ApiError> {
     let at = format!("tools[{index}]");
-    let mut fields = Fields::of(item, &at)?;
-    is_function(&mut fields).map_err(|error| error.within(&at))?;
-    let function = fields.take("function");
-    fields.finish().map_err(|error| error.within(&at))?;
-    let function = function.ok_or_else(|| ApiError::missing(&at, "a tool needs 'function'"))?;
-    let at = format!("{at}.function");
-    self::function(function, &at).map_err(|error| error.within(&at))
+    let fields = Fields::of(item, &at)?;
+    (dialect.tool)(fields).map_err(|error| error.within(&at))
 }
 
-fn function(value: Value, at: &str) -> Result<Tool, ApiError> {
-    let mut fields = Fields::of(value, at)?;
+fn nested_tool(mut fields: Fields) -> Result<Tool, ApiError> {
+    is_function(&mut fields)?;
+    let function = fields.take("function");
+    fields.finish()?;
+    let function = function.ok_or_else(|| ApiError::missing("function", "a tool needs 'function'"))?;
+    let fields = Fields::of(function, "function")?;
+    self::function(fields).map_err(|error| error.within("function"))
+}
+
+fn flat_tool(mut fields: Fields) -> Result<Tool, ApiError> {
+    is_function(&mut fields)?;
+    function(fields)
+}
+
+fn function(mut fields: Fields) -> Result<Tool, ApiError> {
     let name = fields.required_text("name")?;
     let is_good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
     if name.len() > MAX_NAME_CHARS || !name.chars().all(is_good) {
@@ -214,7 +251,7 @@ mod tests {
     fn what_is_not_honoured_is_refused_by_name() {
         for (body, name) in [
             (json!({ "tools": [{ "type": "web_search" }] }), "tools[0].type"),
-            (json!({ "tools": [{ "type": "function" }] }), "tools[0]"),
+            (json!({ "tools": [{ "type": "function" }] }), "tools[0].function"),
             (
                 json!({ "tools": [{ "type": "function", "function": { "name": "a b" } }] }),
                 "tools[0].function.name",

@@ -1,0 +1,136 @@
+//! Bodies of the Responses API and of Ollama's routes.
+
+use serde_json::{Value, json};
+
+use super::{Maker, Seed};
+
+const NUMBERS: &str = "vLLM's n = 16,384 and its like (I3)";
+const SILENCE: &str = "silent ignorance";
+const SSRF: &str = "CVE-2026-24779, -25960 (SSRF)";
+const TEMPLATES: &str = "GHSA-69j4-grxj-j64p (templates of requests)";
+
+/// The body with another value.
+fn with(body: &Value, field: &str, value: Value) -> Vec<u8> {
+    let mut body = body.clone();
+    body[field] = value;
+    body.to_string().into_bytes()
+}
+
+pub(super) fn responses() -> Vec<Seed> {
+    let mut make = Maker::new("response");
+    let call = json!({"type": "function_call", "call_id": "1", "name": "f", "arguments": "{\"a\": 1}"});
+    let output = json!({"type": "function_call_output", "call_id": "1", "output": "b"});
+    let tool = json!({"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": true});
+    let format = json!({"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}}});
+    let body = json!({
+        "model": "base", "input": [{"role": "user", "content": [{"type": "input_text", "text": "a"}]}, call, output],
+        "instructions": "b", "tools": [tool], "tool_choice": {"type": "function", "name": "f"}, "text": format,
+        "max_output_tokens": 4, "metadata": {"a": "b"}, "previous_response_id": "resp_1", "stream": true,
+    });
+    make.valid("a response", body.to_string().into_bytes());
+    make.valid("a text", json!({"model": "base", "input": "Hello"}).to_string().into_bytes());
+    let picture = json!([{"role": "user", "content": [{"type": "input_image", "image_url": "http://169.254.169.254/"}]}]);
+    let deep = format!("{{\"a\":{}", "[".repeat(100_000));
+    for (name, class, field, value, why) in [
+        (
+            "10,000 items",
+            NUMBERS,
+            "input",
+            json!(vec![json!({"role": "user", "content": "a"}); 10_000]),
+            "input",
+        ),
+        ("no items", NUMBERS, "input", json!([]), "input"),
+        ("an item that is a number", NUMBERS, "input", json!([1]), "input"),
+        (
+            "an item that is elsewhere",
+            SILENCE,
+            "input",
+            json!([{"type": "item_reference", "id": "x"}]),
+            "item_reference",
+        ),
+        ("a picture to fetch", SSRF, "input", picture, "content"),
+        (
+            "arguments 100,000 deep",
+            NUMBERS,
+            "input",
+            json!([{"type": "function_call", "call_id": "1", "name": "f", "arguments": deep}]),
+            "arguments",
+        ),
+        (
+            "a tool that is elsewhere",
+            SILENCE,
+            "tools",
+            json!([{"type": "mcp", "server_url": "http://a"}]),
+            "mcp",
+        ),
+        ("10,000 tools", NUMBERS, "tools", json!(vec![tool; 10_000]), "tools"),
+        ("a response behind one's back", SILENCE, "background", json!(true), "background"),
+        ("0 tokens", NUMBERS, "max_output_tokens", json!(0), "max_output_tokens"),
+        ("many words", NUMBERS, "metadata", json!({"a": "b".repeat(1 << 16)}), "metadata"),
+        ("a prompt that is elsewhere", TEMPLATES, "prompt", json!({"id": "pmpt_1"}), "prompt"),
+    ] {
+        make.refused(name, class, with(&body, field, value), why);
+    }
+    make.bounded(
+        "a number of a mebibyte",
+        NUMBERS,
+        with(&body, "previous_response_id", json!("r".repeat(1 << 20))),
+    );
+    make.seeds
+}
+
+/// What both of Ollama's routes refuse.
+fn refused_by_ollama(make: &mut Maker, body: &Value) {
+    for (name, class, field, value, why) in [
+        ("tokens below none", NUMBERS, "options", json!({"num_predict": -3}), "num_predict"),
+        ("a context of 2^40", NUMBERS, "options", json!({"num_ctx": 1_u64 << 40}), "num_ctx"),
+        ("options as a list", NUMBERS, "options", json!([1]), "options"),
+        ("an option that is not honoured", SILENCE, "options", json!({"mirostat": 2}), "mirostat"),
+        ("an endless penalty", NUMBERS, "options", json!({"repeat_penalty": 1e300}), "repeat_penalty"),
+        ("a time that is a list", NUMBERS, "keep_alive", json!([5]), "keep_alive"),
+        ("a model that is to go", SILENCE, "keep_alive", json!("0s"), "keep_alive"),
+        ("a format that is a number", NUMBERS, "format", json!(5), "format"),
+        ("a template of the request", TEMPLATES, "template", json!("{{ range 10000000 }}"), "template"),
+        ("an unknown option", SILENCE, "unheard_of", json!(1), "unheard_of"),
+    ] {
+        make.refused(name, class, with(body, field, value), why);
+    }
+    make.refused("a list", NUMBERS, b"[]".to_vec(), "");
+    make.bounded("a time of many digits", NUMBERS, with(body, "keep_alive", json!("9".repeat(1 << 16))));
+}
+
+pub(super) fn ollama_chats() -> Vec<Seed> {
+    let mut make = Maker::new("ollama_chat");
+    let call = json!({"function": {"name": "f", "arguments": {"a": [1]}}});
+    let tool = json!({"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}});
+    let body = json!({
+        "model": "base:latest", "tools": [tool], "format": "json", "keep_alive": "5m", "stream": false,
+        "options": {"num_predict": -1, "temperature": 0.5, "num_ctx": 512, "repeat_penalty": 1.1},
+        "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "b", "tool_name": "f"}],
+    });
+    make.valid("a chat of Ollama's", body.to_string().into_bytes());
+    make.valid("nothing to say", json!({"model": "base"}).to_string().into_bytes());
+    let many = json!(vec![json!({"role": "user", "content": "a"}); 10_000]);
+    make.refused("10,000 messages", NUMBERS, with(&body, "messages", many), "messages");
+    let picture = json!([{"role": "user", "content": "a", "images": ["AAAA"]}]);
+    make.refused("a picture", SILENCE, with(&body, "messages", picture), "images");
+    let call = json!([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}]);
+    make.refused("arguments as a text", NUMBERS, with(&body, "messages", call), "arguments");
+    refused_by_ollama(&mut make, &body);
+    make.seeds
+}
+
+pub(super) fn ollama_prompts() -> Vec<Seed> {
+    let mut make = Maker::new("ollama_generate");
+    let body = json!({"model": "base", "prompt": "Hello", "system": "b", "format": {"type": "object"}, "options": {"seed": 1, "stop": ["x"]}});
+    make.valid("a prompt of Ollama's", body.to_string().into_bytes());
+    make.valid(
+        "a raw prompt",
+        json!({"model": "base", "prompt": "Hello", "raw": true}).to_string().into_bytes(),
+    );
+    make.refused("a raw prompt with a system", SILENCE, with(&body, "raw", json!(true)), "system");
+    make.refused("a prompt as a list", NUMBERS, with(&body, "prompt", json!(["a"])), "prompt");
+    make.refused("tokens of another model", SILENCE, with(&body, "context", json!([1, 2])), "context");
+    refused_by_ollama(&mut make, &body);
+    make.seeds
+}

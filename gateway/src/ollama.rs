@@ -1,0 +1,102 @@
+//! Ollama's HTTP API, for clients that speak no other: `/api/chat`, `/api/generate` and what they ask before.
+//!
+//! # Layout
+//!
+//! - [`request`]: what may be asked; `messages`: a conversation as Ollama writes it.
+//! - `lines`: an answer, line by line or as one.
+//! - [`listing`]: which models there are. [`refused`]: what is done in other ways here.
+//! - [`errors`]: how a failure looks.
+
+pub mod errors;
+mod lines;
+pub mod listing;
+mod messages;
+pub mod refused;
+pub mod request;
+
+use std::sync::Arc;
+
+use axum::{
+    Json,
+    extract::State,
+    response::{IntoResponse, Response},
+};
+
+use self::{
+    lines::{Lines, Route},
+    request::{ChatBody, GenerateBody, Read},
+};
+use crate::{
+    app::App,
+    errors::ApiError,
+    openai::{answer::Answer, ask::Ask, delivery::Delivery, frames, job::Job, params::Limits, structured},
+};
+
+/// `POST /api/chat`.
+pub async fn chat(State(app): State<Arc<App>>, ask: Ask) -> Result<Response, ApiError> {
+    answer(&app, ask, Route::Chat, ChatBody::read).await
+}
+
+/// `POST /api/generate`.
+pub async fn generate(State(app): State<Arc<App>>, ask: Ask) -> Result<Response, ApiError> {
+    answer(&app, ask, Route::Generate, GenerateBody::read).await
+}
+
+/// What is to be done for a request.
+enum Order {
+    Generate(Box<Job>),
+    /// Nothing but to have the model there, as it always is.
+    Load(String),
+}
+
+async fn answer(
+    app: &Arc<App>,
+    ask: Ask,
+    route: Route,
+    read: fn(&[u8], &Limits<'_>) -> Result<Read, ApiError>,
+) -> Result<Response, ApiError> {
+    let shared = Arc::clone(app);
+    let order = app.work(structured::weight(&ask.body), move || order(&shared, ask, read)).await?;
+    let job = match order {
+        Order::Generate(job) => *job,
+        Order::Load(model) => return Ok(Json(lines::loaded(&model, route)).into_response()),
+    };
+    let delivery = job.params.delivery;
+    let (mut answer, first) = Answer::begin(app, job).await?;
+    let mut lines = Lines::new(route);
+    if let Delivery::Stream(_) = delivery {
+        return Ok(frames::respond(answer, first, lines));
+    }
+    lines.take(&answer, first);
+    while !answer.is_over() {
+        let next = answer.next().await;
+        lines.take(
+            &answer,
+            next.ok_or_else(|| ApiError::internal("the answer ended before its choices did"))??,
+        );
+    }
+    Ok(Json(lines.last(&answer)).into_response())
+}
+
+fn order(
+    app: &App,
+    ask: Ask,
+    read: fn(&[u8], &Limits<'_>) -> Result<Read, ApiError>,
+) -> Result<Order, ApiError> {
+    let Ask { caller, serving, default_seed, body } = ask;
+    let read = read(&body, &Limits::of(&serving, default_seed))?;
+    if let Some(tokens) = read.context_tokens.filter(|tokens| *tokens as usize > serving.context_tokens) {
+        let message = format!(
+            "'num_ctx' is {tokens}, and this model's context holds {} tokens; ask for no more, or leave it out",
+            serving.context_tokens
+        );
+        return Err(ApiError::invalid("num_ctx", message));
+    }
+    Ok(match read.what {
+        request::What::Chat(conversation) => {
+            Order::Generate(Box::new(conversation.job(app, &caller, serving)?))
+        }
+        request::What::Raw(body) => Order::Generate(Box::new(body.job(app, &caller, serving)?)),
+        request::What::Load(wanted) => Order::Load(wanted.find(app, &serving, &caller)?.name),
+    })
+}

@@ -1,0 +1,31 @@
+//! How a failure looks to Ollama's clients: `{"error": "..."}`.
+
+use axum::{
+    body::Body,
+    extract::Request,
+    http::{HeaderValue, header},
+    middleware::Next,
+    response::Response,
+};
+use serde_json::json;
+
+use crate::errors::Said;
+
+/// Whether a path is one of Ollama's; Tinker's stand below `/api/v1/`.
+fn is_ours(path: &str) -> bool {
+    path.starts_with("/api/") && !path.starts_with("/api/v1/")
+}
+
+/// Says errors about Ollama's paths as Ollama says them, whoever made them.
+pub(crate) async fn reshape(request: Request, next: Next) -> Response {
+    let is_ours = is_ours(request.uri().path());
+    let mut response = next.run(request).await;
+    match response.extensions_mut().remove::<Said>() {
+        Some(Said(text)) if is_ours => {
+            let body = json!({ "error": &*text }).to_string();
+            response.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(body.len()));
+            response.map(|_| Body::from(body))
+        }
+        _ => response,
+    }
+}

@@ -1,0 +1,141 @@
+//! Which models there are, as Ollama lists them: the base, and every adapter that the caller may use.
+
+use std::{path::Path, sync::Arc, time::Duration};
+
+use axum::{Extension, Json, extract::State};
+use serde_json::{Value, json};
+
+use crate::{
+    adapters::Entry,
+    app::App,
+    body::JsonBody,
+    caller::Caller,
+    clock::rfc3339,
+    errors::ApiError,
+    lifecycle::Serving,
+    openai::{adapters::placed, fields::Fields, models::answers, tools},
+};
+
+/// The release of Ollama whose API these routes speak: clients refuse older ones.
+const API_VERSION: &str = "0.12.11";
+
+/// `GET /api/version`.
+pub async fn version() -> Json<Value> {
+    let server = concat!("holobiont ", env!("CARGO_PKG_VERSION"));
+    Json(json!({ "version": API_VERSION, "server": server }))
+}
+
+/// `GET /api/tags`.
+pub async fn tags(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+) -> Result<Json<Value>, ApiError> {
+    let serving = app.serving()?;
+    let entries = app.registry.entries();
+    let usable = entries.values().filter(|entry| entry.is_for(&caller) && answers(entry));
+    let models: Vec<Value> =
+        std::iter::once(base(&serving)).chain(usable.map(|entry| adapter(entry, &serving))).collect();
+    Ok(Json(json!({ "models": models })))
+}
+
+/// `GET /api/ps`: what is on the device now.
+pub async fn ps(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+) -> Result<Json<Value>, ApiError> {
+    let serving = app.serving()?;
+    let entries = app.registry.entries();
+    let placed = placed(&app);
+    let here = entries.values().filter(|entry| entry.is_for(&caller) && answers(entry)).filter_map(|entry| {
+        let bytes = placed.find(entry.id()).device_bytes;
+        (bytes > 0).then(|| (adapter(entry, &serving), bytes))
+    });
+    let base = base(&serving);
+    let bytes = base["size"].as_u64().unwrap_or(0);
+    let models = std::iter::once((base, bytes)).chain(here).map(|(mut model, bytes)| {
+        model["size_vram"] = bytes.into();
+        model["context_length"] = serving.context_tokens.into();
+        model
+    });
+    Ok(Json(json!({ "models": models.collect::<Vec<_>>() })))
+}
+
+/// `POST /api/show`.
+pub async fn show(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    body: JsonBody,
+) -> Result<Json<Value>, ApiError> {
+    let serving = app.serving()?;
+    let mut fields = Fields::parse(&body)?;
+    // `name` is what older clients call it.
+    let (new, old) = (fields.text("model")?, fields.text("name")?);
+    let named = new.or(old).filter(|name| !name.is_empty());
+    let name = named.ok_or_else(|| ApiError::missing("model", "'model' is required: the name of one"))?;
+    // All there is to say is said anyway.
+    fields.flag("verbose", false)?;
+    fields.finish()?;
+    let name = name.strip_suffix(":latest").unwrap_or(&name);
+    let entries = app.registry.entries();
+    let model = if name == serving.base_name {
+        base(&serving)
+    } else {
+        let named = fleet_protocol::adapter_of(name, &serving.base_name).unwrap_or(name);
+        let entry = entries.find(named, &caller).filter(|entry| answers(entry));
+        adapter(entry.ok_or_else(|| ApiError::model_not_found(name))?, &serving)
+    };
+    let facts = serving.text.facts();
+    let mut capabilities = vec!["completion"];
+    if tools::are_called(app.tool_call_parser, &*serving.text) {
+        capabilities.push("tools");
+    }
+    Ok(Json(json!({
+        "modelfile": format!("FROM {name}\n"),
+        "parameters": "",
+        "template": facts.chat_template.as_deref().unwrap_or(""),
+        "details": model["details"],
+        // Its architecture is the executor's to know; clients read the context's length below its name.
+        "model_info": {
+            "general.architecture": "base",
+            "base.context_length": serving.context_tokens,
+            "base.vocab_size": serving.welcome.vocab_size,
+        },
+        "capabilities": capabilities,
+        "modified_at": model["modified_at"],
+    })))
+}
+
+fn base(serving: &Serving) -> Value {
+    let path = Path::new(&serving.welcome.model_path);
+    let digest = ids::Generation(serving.welcome.base_hash).to_string();
+    let format = if path.is_file() { "gguf" } else { "safetensors" };
+    model(&serving.base_name, serving.since, bytes_of(path), &digest, ("", format))
+}
+
+fn adapter(entry: &Entry, serving: &Serving) -> Value {
+    let record = &entry.record;
+    let digest = record.generation.to_string();
+    model(&record.name, record.loaded_at, record.bytes, &digest, (&serving.base_name, "safetensors"))
+}
+
+fn model(name: &str, since: u64, bytes: u64, digest: &str, (parent, format): (&str, &str)) -> Value {
+    json!({
+        "name": name, "model": name, "modified_at": rfc3339(Duration::from_secs(since)), "size": bytes, "digest": digest,
+        // What is not known is empty, as with Ollama.
+        "details": {
+            "parent_model": parent, "format": format, "family": "", "families": [], "parameter_size": "",
+            "quantization_level": "",
+        },
+    })
+}
+
+/// Bytes of a model's file, or of its weights in a folder; 0 if it lies on another host.
+fn bytes_of(path: &Path) -> u64 {
+    let length = |path: &Path| path.metadata().map_or(0, |metadata| metadata.len());
+    let Ok(folder) = path.read_dir() else { return length(path) };
+    let files = folder.filter_map(|entry| Some(entry.ok()?.path()));
+    files
+        .filter(|path| path.extension().is_some_and(|end| end == "safetensors"))
+        .map(|path| length(&path))
+        .sum()
+}

@@ -1,0 +1,105 @@
+//! A conversation as Ollama writes it: calls of tools have values for arguments, and no numbers of their own.
+
+use serde_json::{Value, json};
+
+use crate::{
+    errors::ApiError,
+    openai::{
+        fields::{Fields, wrong},
+        messages::MAX_MESSAGES,
+    },
+    text::{Answered, ChatMessage},
+};
+
+/// Reads `messages`; none are no conversation.
+pub(super) fn read(items: Vec<Value>) -> Result<Vec<ChatMessage>, ApiError> {
+    if items.len() > MAX_MESSAGES {
+        let message = format!("'messages' may hold at most {MAX_MESSAGES} messages");
+        return Err(ApiError::invalid("messages", message));
+    }
+    let mut calls = Calls::default();
+    let message = |(index, item)| {
+        let place = format!("messages[{index}]");
+        let fields = Fields::of(item, &place)?;
+        message(fields, &mut calls).map_err(|error| error.within(&place))
+    };
+    items.into_iter().enumerate().map(message).collect()
+}
+
+/// Numbers calls, and finds those that are answered: by their number, else by their function's name, else in their order.
+#[derive(Default)]
+struct Calls {
+    made: usize,
+    unanswered: Vec<Answered>,
+}
+
+impl Calls {
+    fn make(&mut self, id: Option<String>, name: &str) -> String {
+        self.made += 1;
+        // Nine letters or digits: templates of Mistral's take nothing else.
+        let id = id.unwrap_or_else(|| format!("call{:05}", self.made));
+        self.unanswered.push(Answered { id: id.clone(), name: Some(name.to_owned()) });
+        id
+    }
+
+    fn answer(&mut self, id: Option<String>, name: Option<String>) -> Answered {
+        let is_meant = |call: &Answered| match (&id, &name) {
+            (Some(id), _) => call.id == *id,
+            (None, Some(_)) => call.name == name,
+            (None, None) => true,
+        };
+        match self.unanswered.iter().position(is_meant) {
+            Some(at) => self.unanswered.remove(at),
+            None => Answered { id: id.unwrap_or_else(|| format!("call{:05}", 0)), name },
+        }
+    }
+}
+
+fn message(mut fields: Fields, calls: &mut Calls) -> Result<ChatMessage, ApiError> {
+    let role = match fields.required_text("role")?.as_str() {
+        "system" => "system",
+        "user" => "user",
+        "assistant" => "assistant",
+        "tool" => "tool",
+        other => {
+            let message = format!("the role '{other}' is not supported; use system, user, assistant or tool");
+            return Err(ApiError::bad_request("unsupported_parameter", message).of("role"));
+        }
+    };
+    let content = fields.text("content")?.unwrap_or_default();
+    let mut message = ChatMessage { role, content, ..ChatMessage::default() };
+    if role == "assistant" {
+        for item in fields.array("tool_calls")?.unwrap_or_default() {
+            message.calls.push(call(item, calls).map_err(|error| error.within("tool_calls"))?);
+        }
+    }
+    if role == "tool" {
+        let id = fields.text("tool_call_id")?;
+        // `name` is what older clients call it.
+        let (new, old) = (fields.text("tool_name")?, fields.text("name")?);
+        message.answers = Some(calls.answer(id, new.or(old)));
+    }
+    fields.finish()?;
+    Ok(message)
+}
+
+fn call(item: Value, calls: &mut Calls) -> Result<Value, ApiError> {
+    let mut fields = Fields::of(item, "a call")?;
+    let id = fields.text("id")?;
+    // Other clients' word for what there is alone.
+    fields.text("type")?;
+    let function = fields.take("function");
+    fields.finish()?;
+    let function = function.ok_or_else(|| ApiError::missing("function", "a call needs 'function'"))?;
+    let mut fields = Fields::of(function, "function")?;
+    fields.integer("index", 0..=i64::MAX)?;
+    let name = fields.required_text("name")?;
+    let arguments = match fields.take("arguments") {
+        None => json!({}),
+        Some(arguments @ Value::Object(_)) => arguments,
+        Some(other) => return Err(wrong("arguments", "an object", &other)),
+    };
+    fields.finish()?;
+    let id = calls.make(id, &name);
+    Ok(json!({ "id": id, "type": "function", "function": { "name": name, "arguments": arguments } }))
+}

@@ -1,0 +1,40 @@
+//! What Ollama does and this server does in other ways: each says how.
+
+use crate::errors::ApiError;
+
+fn refuse(what: &str, instead: &str) -> ApiError {
+    ApiError::not_implemented("not_supported", format!("this server does not {what}; {instead}"))
+}
+
+/// `POST /api/pull`.
+pub async fn pull() -> ApiError {
+    refuse("pull models", "its operator starts it with one, and adds adapters with 'holobiont adapters add'")
+}
+
+/// `POST /api/push`.
+pub async fn push() -> ApiError {
+    refuse("push models", "its adapters are files of its operator's")
+}
+
+/// `POST /api/create`.
+pub async fn create() -> ApiError {
+    refuse(
+        "create models from a Modelfile",
+        "send 'system' and 'options' with each request, or train an adapter",
+    )
+}
+
+/// `POST /api/copy`.
+pub async fn copy() -> ApiError {
+    refuse("copy models", "one adapter may be added under several names with 'holobiont adapters add'")
+}
+
+/// `DELETE /api/delete`.
+pub async fn delete() -> ApiError {
+    refuse("delete models here", "take an adapter away with DELETE /v1/models/NAME")
+}
+
+/// `POST /api/embed` and `/api/embeddings`.
+pub async fn embed() -> ApiError {
+    refuse("make embeddings on this route", "use /api/chat or /api/generate for text")
+}

@@ -1,0 +1,186 @@
+//! Bodies of `/api/chat` and `/api/generate`.
+
+use serde_json::{Value, json};
+use shmproto::message::Provisional;
+use text::tokenizer::AddSpecial;
+
+use super::messages;
+use crate::{
+    errors::ApiError,
+    openai::{
+        chat::logprobs,
+        completions,
+        conversation::Conversation,
+        delivery::{Delivery, StreamOptions, StreamUsage},
+        fields::{Fields, wrong},
+        job::Echo,
+        params::{self, Asked, Limits, Params},
+        structured,
+        target::Wanted,
+        tools,
+    },
+    text::ChatMessage,
+};
+
+/// What Ollama's clients put behind a model's name that has no tag.
+const TAG: &str = ":latest";
+
+/// What is asked for.
+#[derive(Debug)]
+pub enum What {
+    /// To go on with a conversation.
+    Chat(Box<Conversation>),
+    /// To go on with a text, as it is.
+    Raw(Box<completions::Body>),
+    /// To have the model ready.
+    Load(Wanted),
+}
+
+/// A body, checked as far as it can be without looking anything up.
+#[derive(Debug)]
+pub struct Read {
+    /// What is asked for.
+    pub what: What,
+    /// Tokens that the context is to hold, if that is said.
+    pub context_tokens: Option<u32>,
+}
+
+/// What both routes have.
+struct Common {
+    wanted: Wanted,
+    params: Params,
+    logprobs: Option<u32>,
+    context_tokens: Option<u32>,
+}
+
+/// The body of `/api/chat`.
+#[derive(Debug)]
+pub struct ChatBody;
+
+impl ChatBody {
+    /// Reads `body`.
+    ///
+    /// # Errors
+    /// Whatever is not honoured, by its name.
+    pub fn read(body: &[u8], limits: &Limits<'_>) -> Result<Read, ApiError> {
+        let mut fields = Fields::parse(body)?;
+        let common = common(&mut fields, limits)?;
+        let messages = messages::read(fields.array("messages")?.unwrap_or_default())?;
+        let tools = tools::asked::read(&mut fields)?;
+        fields.finish()?;
+        let Common { wanted, params, logprobs, context_tokens } = common;
+        if messages.is_empty() {
+            return Ok(Read { what: What::Load(wanted), context_tokens });
+        }
+        let conversation = Conversation { wanted, params, logprobs, messages, tools, field: "messages" };
+        Ok(Read { what: What::Chat(Box::new(conversation)), context_tokens })
+    }
+}
+
+/// The body of `/api/generate`.
+#[derive(Debug)]
+pub struct GenerateBody;
+
+impl GenerateBody {
+    /// Reads `body`.
+    ///
+    /// # Errors
+    /// Whatever is not honoured, by its name.
+    pub fn read(body: &[u8], limits: &Limits<'_>) -> Result<Read, ApiError> {
+        let mut fields = Fields::parse(body)?;
+        let common = common(&mut fields, limits)?;
+        let (prompt, system) = (fields.text("prompt")?.unwrap_or_default(), fields.text("system")?);
+        let raw = fields.flag("raw", false)?;
+        fields.finish()?;
+        let Common { wanted, params, logprobs, context_tokens } = common;
+        let system = system.filter(|system| !system.is_empty());
+        if raw && system.is_some() {
+            let message = "a prompt that is 'raw' is shown to the model as it is; put 'system' into it";
+            return Err(ApiError::invalid("system", message));
+        }
+        let what = if prompt.is_empty() {
+            What::Load(wanted)
+        } else if raw {
+            let (echo, add, prompt) = (Echo::Nothing, AddSpecial::Yes, Some(Value::String(prompt)));
+            What::Raw(Box::new(completions::Body { wanted, params, logprobs, echo, add, prompt }))
+        } else {
+            let message = |role, content| ChatMessage { role, content, ..ChatMessage::default() };
+            let system = system.map(|system| message("system", system));
+            let messages = system.into_iter().chain([message("user", prompt)]).collect();
+            let (tools, field) = (None, "prompt");
+            What::Chat(Box::new(Conversation { wanted, params, logprobs, messages, tools, field }))
+        };
+        Ok(Read { what, context_tokens })
+    }
+}
+
+fn common(fields: &mut Fields, limits: &Limits<'_>) -> Result<Common, ApiError> {
+    let mut wanted = Wanted::read(fields)?;
+    if let Some(name) = wanted.model.strip_suffix(TAG).filter(|name| !name.is_empty()) {
+        wanted.model = name.to_owned();
+    }
+    keep_alive(fields)?;
+    let stream = fields.flag("stream", true)?;
+    let structure = fields.take("format").map(structured::ollama_format).transpose()?.flatten();
+    let logprobs = logprobs(fields)?;
+    let options = fields.take("options").unwrap_or_else(|| json!({}));
+    let mut options = Fields::of(options, "options")?;
+    let within = |error: ApiError| error.within("options");
+    let max_tokens = most(&mut options).map_err(within)?;
+    let streamed = StreamOptions { usage: StreamUsage::Never, provisional: Provisional::Unwanted };
+    let delivery = if stream { Delivery::Stream(streamed) } else { Delivery::Whole };
+    let asked = Asked { max_tokens, max_tokens_field: "num_predict", delivery, structure };
+    let mut params = params::read_beside(asked, &mut options, limits).map_err(within)?;
+    repetition(&mut options, &mut params).map_err(within)?;
+    let context_tokens = options.count("num_ctx", 1..=u32::MAX).map_err(within)?;
+    options.finish().map_err(within)?;
+    Ok(Common { wanted, params, logprobs, context_tokens })
+}
+
+/// `num_predict`: -1 and -2 ask for as much as the context holds.
+fn most(options: &mut Fields) -> Result<Option<u32>, ApiError> {
+    let most = options.integer("num_predict", -2..=i64::from(u32::MAX))?;
+    match most {
+        Some(0) => Err(ApiError::invalid(
+            "num_predict",
+            "'num_predict' must be at least 1, or -1 for all there is room for",
+        )),
+        other => Ok(other.and_then(|most| u32::try_from(most).ok())),
+    }
+}
+
+/// Ollama's name for the repetition penalty, which looks at the whole text here.
+fn repetition(options: &mut Fields, params: &mut Params) -> Result<(), ApiError> {
+    if let Some(penalty) = options.number("repeat_penalty", 0.0..=10.0)? {
+        if penalty == 0.0 {
+            return Err(ApiError::invalid("repeat_penalty", "'repeat_penalty' must be above 0; 1 is off"));
+        }
+        params.sampling.repetition_penalty = penalty;
+    }
+    match options.integer("repeat_last_n", -1..=i64::MAX)? {
+        None | Some(-1) => Ok(()),
+        Some(0) => {
+            params.sampling.repetition_penalty = 1.0;
+            Ok(())
+        }
+        Some(_) => Err(ApiError::invalid(
+            "repeat_last_n",
+            "'repeat_last_n' is -1 here, for the whole text, or 0 for no penalty; leave it out",
+        )),
+    }
+}
+
+/// Models stay where they are: what asks for that is true, and what asks for them to go is refused.
+fn keep_alive(fields: &mut Fields) -> Result<(), ApiError> {
+    let Some(value) = fields.take("keep_alive") else { return Ok(()) };
+    let is_nothing = match &value {
+        Value::Number(number) => number.as_f64() == Some(0.0),
+        Value::String(text) => text.trim_end_matches(char::is_alphabetic).parse() == Ok(0.0),
+        other => return Err(wrong("keep_alive", "seconds, or a time such as \"5m\"", other)),
+    };
+    if is_nothing {
+        let message = "no request unloads a model here; leave 'keep_alive' out";
+        return Err(ApiError::bad_request("unsupported_parameter", message).of("keep_alive"));
+    }
+    Ok(())
+}

@@ -1,0 +1,160 @@
+//! The Responses API: `/v1/responses`, where a conversation goes on by the number of its last answer.
+//!
+//! # Layout
+//!
+//! - [`request`]: what may be asked; [`items`]: what a conversation is made of there.
+//! - `output`: an answer's items as they are made, and the events that tell of them; `object`: the response itself.
+//! - `writing`: an answer as one body or as events, and into what is kept of it ([`crate::kept`]).
+
+pub mod items;
+mod object;
+mod output;
+pub mod request;
+mod writing;
+
+use std::sync::Arc;
+
+use axum::{
+    Extension, Json,
+    body::Body as HttpBody,
+    extract::{Path, Query, State},
+    http::{HeaderValue, Response, header},
+};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use self::{
+    request::{Asked, Body},
+    writing::Writing,
+};
+use super::{
+    answer::{Answer, Step},
+    ask::Ask,
+    delivery::Delivery,
+    frames,
+    job::Job,
+    paging::list,
+    params::Limits,
+    structured,
+};
+use crate::{app::App, caller::Caller, errors::ApiError, kept::Entry};
+
+/// Most items of a piece of a list.
+const MAX_ITEMS: usize = 100;
+
+/// `POST /v1/responses`.
+pub async fn create(State(app): State<Arc<App>>, ask: Ask) -> Result<Response<HttpBody>, ApiError> {
+    let shared = Arc::clone(&app);
+    let (job, asked, input) = app.work(structured::weight(&ask.body), move || job(&shared, ask)).await?;
+    let delivery = job.params.delivery;
+    let (answer, first) = Answer::begin(&app, job).await?;
+    let writing = Writing::new(asked, input, Arc::clone(&app.kept));
+    match delivery {
+        Delivery::Stream(_) => Ok(frames::respond(answer, first, writing)),
+        Delivery::Whole => whole(answer, first, writing).await,
+    }
+}
+
+/// Turns a request into a job, with what its answer repeats of it, and all that it answers.
+fn job(app: &App, ask: Ask) -> Result<(Job, Asked, Vec<Value>), ApiError> {
+    let Ask { caller, serving, default_seed, body } = ask;
+    let mut body = Body::read(&body, &Limits::of(&serving, default_seed))?;
+    if let Some(id) = &body.asked.previous_response_id {
+        let entry = find(app, &caller, id).map_err(|error| error.of("previous_response_id"))?;
+        body.go_on_from(&entry)?;
+    }
+    let (conversation, asked, input) = body.conversation()?;
+    Ok((conversation.job(app, &caller, serving)?, asked, input))
+}
+
+/// Waits for the rest of `answer`.
+async fn whole(
+    mut answer: Answer,
+    first: Step,
+    mut writing: Writing,
+) -> Result<Response<HttpBody>, ApiError> {
+    writing.take(&answer, first, &mut |_, _| {});
+    while !answer.is_over() {
+        let next = answer.next().await;
+        let next = next.ok_or_else(|| ApiError::internal("the answer ended before its choices did"))?;
+        writing.take(&answer, next?, &mut |_, _| {});
+    }
+    Ok(json_text(writing.end(&answer, &mut |_, _| {})))
+}
+
+fn json_text(text: String) -> Response<HttpBody> {
+    let mut response = Response::new(HttpBody::from(text));
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+/// A response of the caller's that is kept.
+fn find(app: &App, caller: &Caller, id: &str) -> Result<Arc<Entry>, ApiError> {
+    app.kept.get(&caller.tenant, id).ok_or_else(|| gone(id))
+}
+
+fn gone(id: &str) -> ApiError {
+    let id: String = id.chars().take(64).collect();
+    ApiError::not_found(format!(
+        "there is no response '{id}': it was not stored, was deleted, or left as the oldest when there were too many; \
+         send the conversation itself in 'input'"
+    ))
+}
+
+/// `GET /v1/responses/{id}`.
+pub async fn one(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    Path(id): Path<String>,
+) -> Result<Response<HttpBody>, ApiError> {
+    Ok(json_text(find(&app, &caller, &id)?.response.to_string()))
+}
+
+/// `DELETE /v1/responses/{id}`.
+pub async fn delete(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    Path(id): Path<String>,
+) -> Result<Json<Value>, ApiError> {
+    if !app.kept.delete(&caller.tenant, &id) {
+        return Err(gone(&id));
+    }
+    Ok(Json(json!({ "id": id, "object": "response", "deleted": true })))
+}
+
+/// Which items are asked for.
+#[derive(Debug, Deserialize)]
+pub struct ItemsQuery {
+    after: Option<String>,
+    limit: Option<String>,
+    order: Option<String>,
+}
+
+/// `GET /v1/responses/{id}/input_items`: all that a response answers, the newest first unless asked otherwise.
+pub async fn input_items(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    Path(id): Path<String>,
+    Query(query): Query<ItemsQuery>,
+) -> Result<Json<Value>, ApiError> {
+    let entry = find(&app, &caller, &id)?;
+    let mut items = items::parse(&entry.input)?;
+    match query.order.as_deref() {
+        None | Some("desc") => items.reverse(),
+        Some("asc") => {}
+        Some(_) => return Err(ApiError::invalid("order", "'order' is 'asc' or 'desc'")),
+    }
+    if let Some(after) = &query.after {
+        let at = items.iter().position(|item| item["id"] == after.as_str());
+        let at = at.ok_or_else(|| ApiError::invalid("after", "'after' is the id of none of these items"))?;
+        items.drain(..=at);
+    }
+    let limit = match query.limit.as_deref().map(str::parse::<usize>) {
+        None => 20,
+        Some(Ok(limit)) if (1..=MAX_ITEMS).contains(&limit) => limit,
+        Some(_) => return Err(ApiError::invalid("limit", "'limit' is a number from 1 to 100")),
+    };
+    let has_more = items.len() > limit;
+    items.truncate(limit);
+    Ok(Json(list(&items, has_more)))
+}

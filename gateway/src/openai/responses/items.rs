@@ -1,0 +1,251 @@
+//! What a conversation is made of in the Responses API: messages, calls of functions, and what came of them.
+
+use std::collections::HashMap;
+
+use serde_json::{Value, json};
+
+use super::super::{
+    fields::{Fields, wrong},
+    messages::{MAX_MESSAGES, function_call},
+};
+use crate::{
+    errors::ApiError,
+    random::random_u64,
+    text::{Answered, ChatMessage},
+};
+
+/// A part of a conversation.
+#[derive(Debug, Clone)]
+pub struct Item {
+    /// As it is told, with an id.
+    pub value: Value,
+    said: Said,
+}
+
+#[derive(Debug, Clone)]
+enum Said {
+    Message { role: &'static str, text: String },
+    Call { call_id: String, name: String, call: Value },
+    Output { call_id: String, text: String },
+}
+
+/// A number that nothing else has, behind what it is a number of.
+#[must_use]
+pub fn new_id(of: &str) -> String {
+    format!("{of}_{:016x}{:016x}", random_u64(), random_u64())
+}
+
+/// Items of our own, out of what is kept.
+///
+/// # Errors
+/// What is kept is broken.
+pub fn parse(text: &str) -> Result<Vec<Value>, ApiError> {
+    serde_json::from_str(text).map_err(|error| ApiError::internal(format!("what is kept is broken: {error}")))
+}
+
+/// Reads `input`: a text, or items.
+///
+/// # Errors
+/// Whatever is not understood, by its name.
+pub fn read(input: Option<Value>) -> Result<Vec<Item>, ApiError> {
+    let items = match input {
+        Some(Value::String(text)) => vec![json!({ "role": "user", "content": text })],
+        Some(Value::Array(items)) if !items.is_empty() => items,
+        None | Some(Value::Array(_)) => {
+            return Err(ApiError::missing("input", "'input' is required: a text, or an array of items"));
+        }
+        Some(other) => return Err(wrong("input", "a text or an array of items", &other)),
+    };
+    if items.len() > MAX_MESSAGES {
+        return Err(ApiError::invalid("input", format!("'input' may hold at most {MAX_MESSAGES} items")));
+    }
+    items.into_iter().enumerate().map(|(index, value)| at(index, value)).collect()
+}
+
+fn at(index: usize, value: Value) -> Result<Item, ApiError> {
+    let place = format!("input[{index}]");
+    let fields = Fields::of(value, &place)?;
+    item(fields).map_err(|error| error.within(&place))
+}
+
+fn item(mut fields: Fields) -> Result<Item, ApiError> {
+    let kind = fields.text("type")?.unwrap_or_else(|| "message".to_owned());
+    let id = fields.text("id")?;
+    let status = fields.text("status")?.unwrap_or_else(|| "completed".to_owned());
+    let id_or = |of: &str| id.clone().unwrap_or_else(|| new_id(of));
+    let (value, said) = match kind.as_str() {
+        "message" => {
+            let (role, part, shown) = role(&fields.required_text("role")?)?;
+            let text = text(fields.take("content"), "content")?;
+            let value = json!({
+                "id": id_or("msg"), "type": kind, "role": shown, "status": status, "content": [part_of(part, &text)],
+            });
+            (value, Said::Message { role, text })
+        }
+        "function_call" => {
+            let (call_id, name) = (fields.required_text("call_id")?, fields.required_text("name")?);
+            let arguments = fields.text("arguments")?.unwrap_or_default();
+            let call = function_call(&call_id, &name, &arguments)?;
+            let value = json!({
+                "id": id_or("fc"), "type": kind, "call_id": call_id, "name": name, "arguments": arguments,
+                "status": status,
+            });
+            (value, Said::Call { call_id, name, call })
+        }
+        "function_call_output" => {
+            let call_id = fields.required_text("call_id")?;
+            let text = text(fields.take("output"), "output")?;
+            let value = json!({
+                "id": id_or("fco"), "type": kind, "call_id": call_id, "output": text, "status": status,
+            });
+            (value, Said::Output { call_id, text })
+        }
+        other => {
+            let message = format!(
+                "items of the type '{other}' are not supported; use message, function_call and function_call_output"
+            );
+            return Err(ApiError::bad_request("unsupported_parameter", message).of("type"));
+        }
+    };
+    fields.finish()?;
+    Ok(Item { value, said })
+}
+
+/// A part of a message's content, as it is told.
+pub(super) fn part_of(kind: &str, text: &str) -> Value {
+    match kind {
+        "output_text" => json!({ "type": kind, "text": text, "annotations": [], "logprobs": [] }),
+        _ => json!({ "type": kind, "text": text }),
+    }
+}
+
+/// A role as templates have it, the type of its parts, and its name here.
+fn role(name: &str) -> Result<(&'static str, &'static str, &'static str), ApiError> {
+    match name {
+        "user" => Ok(("user", "input_text", "user")),
+        "system" => Ok(("system", "input_text", "system")),
+        "developer" => Ok(("system", "input_text", "developer")),
+        "assistant" => Ok(("assistant", "output_text", "assistant")),
+        other => {
+            let message =
+                format!("the role '{other}' is not supported; use system, developer, user or assistant");
+            Err(ApiError::bad_request("unsupported_parameter", message).of("role"))
+        }
+    }
+}
+
+/// A text, or parts that are texts.
+fn text(content: Option<Value>, field: &str) -> Result<String, ApiError> {
+    match content {
+        Some(Value::String(text)) => Ok(text),
+        Some(Value::Array(parts)) => {
+            parts.into_iter().map(|part| text_part(part, field).map_err(|error| error.of(field))).collect()
+        }
+        None => Err(ApiError::missing(field, format!("'{field}' is required: a text, or parts of text"))),
+        Some(other) => Err(wrong(field, "a text or an array of parts", &other)),
+    }
+}
+
+fn text_part(part: Value, field: &str) -> Result<String, ApiError> {
+    let mut fields = Fields::of(part, field)?;
+    let kind = fields.required_text("type")?;
+    if !["input_text", "output_text", "text"].contains(&kind.as_str()) {
+        let message = format!("parts of type '{kind}' are not supported; only text is");
+        return Err(ApiError::bad_request("unsupported_parameter", message));
+    }
+    let text = fields.text("text")?;
+    // What an answer had beside its text.
+    fields.array("annotations")?;
+    fields.array("logprobs")?;
+    fields.finish()?;
+    text.ok_or_else(|| ApiError::missing(field, "a part needs 'text'"))
+}
+
+/// The items as messages: calls belong to the message of the assistant's that they follow.
+#[must_use]
+pub fn messages(instructions: Option<&str>, items: &[Item]) -> Vec<ChatMessage> {
+    let mut messages = Vec::with_capacity(items.len() + 1);
+    if let Some(text) = instructions {
+        messages.push(ChatMessage { role: "system", content: text.to_owned(), ..ChatMessage::default() });
+    }
+    let mut called = HashMap::new();
+    for item in items {
+        match &item.said {
+            Said::Message { role, text } => {
+                messages.push(ChatMessage { role, content: text.clone(), ..ChatMessage::default() });
+            }
+            Said::Call { call_id, name, call } => {
+                called.insert(call_id, name);
+                if messages.last().is_none_or(|last: &ChatMessage| last.role != "assistant") {
+                    messages.push(ChatMessage { role: "assistant", ..ChatMessage::default() });
+                }
+                if let Some(last) = messages.last_mut() {
+                    last.calls.push(call.clone());
+                }
+            }
+            Said::Output { call_id, text } => {
+                let name = called.get(call_id).map(|name| (*name).clone());
+                let answers = Some(Answered { id: call_id.clone(), name });
+                messages.push(ChatMessage {
+                    role: "tool",
+                    content: text.clone(),
+                    answers,
+                    ..ChatMessage::default()
+                });
+            }
+        }
+    }
+    messages
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_belong_to_the_turn_they_follow() {
+        let call =
+            |id: &str| json!({ "type": "function_call", "call_id": id, "name": "f", "arguments": "{}" });
+        let items = read(Some(json!([
+            { "role": "user", "content": [{ "type": "input_text", "text": "a" }] },
+            call("1"), call("2"),
+            { "type": "function_call_output", "call_id": "2", "output": "b" },
+            { "role": "assistant", "content": "c" }, call("3"),
+        ])))
+        .unwrap();
+        let messages = messages(Some("be brief"), &items);
+        let told: Vec<_> =
+            messages.iter().map(|one| (one.role, one.content.as_str(), one.calls.len())).collect();
+        let expected = [
+            ("system", "be brief", 0),
+            ("user", "a", 0),
+            ("assistant", "", 2),
+            ("tool", "b", 0),
+            ("assistant", "c", 1),
+        ];
+        assert_eq!(told, expected);
+        assert_eq!(messages[3].answers.as_ref().unwrap().name.as_deref(), Some("f"));
+        // What is told of it is what was said.
+        let again = read(Some(items.iter().map(|item| item.value.clone()).collect())).unwrap();
+        assert_eq!(super::messages(Some("be brief"), &again), messages);
+    }
+
+    #[test]
+    fn what_is_not_understood_is_refused_by_name() {
+        for (input, param) in [
+            (json!([]), "input"),
+            (json!(7), "input"),
+            (json!([{ "type": "item_reference", "id": "x" }]), "input[0].type"),
+            (json!([{ "role": "robot", "content": "a" }]), "input[0].role"),
+            (json!([{ "role": "user", "content": [{ "type": "input_image" }] }]), "input[0].content"),
+            (
+                json!([{ "type": "function_call", "call_id": "1", "name": "f", "arguments": "{" }]),
+                "input[0].arguments",
+            ),
+            (json!([{ "role": "user", "content": "a", "x": 1 }]), "input[0].x"),
+        ] {
+            let error = format!("{:?}", read(Some(input.clone())).unwrap_err());
+            assert!(error.contains(&format!("param: Some(\"{param}\")")), "{input}: {error}");
+        }
+    }
+}

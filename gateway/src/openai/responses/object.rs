@@ -1,0 +1,90 @@
+//! The response itself, as it is told at its beginning, at its end, and whenever it is asked for.
+
+use serde::Serialize;
+use serde_json::Value;
+
+use super::request::Asked;
+use crate::{errors::ApiError, usage::Usage};
+
+/// How far it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Status {
+    InProgress,
+    Completed,
+    /// Cut off at a limit.
+    Incomplete,
+    Failed,
+}
+
+/// See the module's description.
+#[derive(Debug, Serialize)]
+pub(super) struct Object<'a> {
+    pub(super) id: &'a str,
+    pub(super) object: &'static str,
+    /// Seconds since 1970.
+    pub(super) created_at: u64,
+    /// Seconds since 1970, once it is complete.
+    pub(super) completed_at: Option<u64>,
+    pub(super) status: Status,
+    pub(super) model: &'a str,
+    pub(super) adapter_generation: Option<&'a str>,
+    pub(super) output: &'a [Value],
+    pub(super) error: Option<Failure>,
+    pub(super) incomplete_details: Option<Incomplete>,
+    pub(super) usage: Option<Tokens>,
+    #[serde(flatten)]
+    pub(super) asked: &'a Asked,
+}
+
+/// Why it failed.
+#[derive(Debug, Serialize)]
+pub(super) struct Failure {
+    code: &'static str,
+    message: String,
+}
+
+impl From<&ApiError> for Failure {
+    fn from(error: &ApiError) -> Self {
+        Self { code: error.code(), message: error.last_words() }
+    }
+}
+
+/// What cut it off.
+#[derive(Debug, Serialize)]
+pub(super) struct Incomplete {
+    pub(super) reason: &'static str,
+}
+
+/// [`Usage`] under this API's names.
+#[derive(Debug, Serialize)]
+pub(super) struct Tokens {
+    input_tokens: usize,
+    input_tokens_details: Cached,
+    output_tokens: usize,
+    output_tokens_details: Reasoning,
+    total_tokens: usize,
+}
+
+#[derive(Debug, Serialize)]
+struct Cached {
+    cached_tokens: usize,
+}
+
+/// No model here tells of reasoning apart from its text.
+#[derive(Debug, Serialize)]
+struct Reasoning {
+    reasoning_tokens: usize,
+}
+
+impl From<Usage> for Tokens {
+    fn from(usage: Usage) -> Self {
+        Self {
+            input_tokens: usage.prompt_tokens,
+            input_tokens_details: Cached { cached_tokens: usage.prompt_tokens_details.cached_tokens },
+            output_tokens: usage.completion_tokens,
+            output_tokens_details: Reasoning { reasoning_tokens: 0 },
+            total_tokens: usage.total_tokens,
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! The items of an answer as they are made, one behind the other, and what is told of each.
+
+use serde_json::{Value, json};
+
+use super::{
+    super::tools::CallPart,
+    items::{new_id, part_of},
+};
+
+/// Takes an event: its type, and its fields.
+pub(super) type Tell<'a> = dyn FnMut(&'static str, Value) + 'a;
+
+/// The item that is being made.
+#[derive(Debug)]
+enum Open {
+    Message { id: String, text: String, logprobs: Vec<Value> },
+    Call { id: String, call_id: String, name: String, arguments: String },
+}
+
+impl Open {
+    fn item(&self, status: &str) -> Value {
+        match self {
+            Self::Message { id, text, logprobs } => {
+                // An item that has just begun has no parts.
+                let begins = status == "in_progress";
+                let content = if begins { Vec::new() } else { vec![part(text, logprobs)] };
+                json!({ "id": id, "type": "message", "role": "assistant", "status": status, "content": content })
+            }
+            Self::Call { id, call_id, name, arguments } => json!({
+                "id": id, "type": "function_call", "call_id": call_id, "name": name, "arguments": arguments,
+                "status": status,
+            }),
+        }
+    }
+}
+
+fn part(text: &str, logprobs: &[Value]) -> Value {
+    let mut part = part_of("output_text", text);
+    part["logprobs"] = logprobs.into();
+    part
+}
+
+/// See the module's description.
+#[derive(Debug, Default)]
+pub(super) struct Output {
+    /// Those that are whole.
+    items: Vec<Value>,
+    open: Option<Open>,
+}
+
+impl Output {
+    pub(super) fn items(&self) -> &[Value] {
+        &self.items
+    }
+
+    /// Goes on with text.
+    pub(super) fn text(&mut self, new: &str, scores: Vec<Value>, tell: &mut Tell<'_>) {
+        if !matches!(self.open, Some(Open::Message { .. })) {
+            self.close("completed", tell);
+            let message = Open::Message { id: new_id("msg"), text: String::new(), logprobs: Vec::new() };
+            self.open(message, tell);
+        }
+        let at = self.items.len();
+        let Some(Open::Message { id, text, logprobs }) = &mut self.open else { return };
+        text.push_str(new);
+        if !new.is_empty() {
+            tell(
+                "response.output_text.delta",
+                json!({ "item_id": id, "output_index": at, "content_index": 0, "delta": new, "logprobs": scores }),
+            );
+        }
+        logprobs.extend(scores);
+    }
+
+    /// Goes on with a call.
+    pub(super) fn call(&mut self, part: CallPart, tell: &mut Tell<'_>) {
+        if let Some((call_id, name)) = part.begun {
+            self.close("completed", tell);
+            self.open(Open::Call { id: new_id("fc"), call_id, name, arguments: String::new() }, tell);
+        }
+        let at = self.items.len();
+        let Some(Open::Call { id, arguments, .. }) = &mut self.open else { return };
+        arguments.push_str(&part.arguments);
+        if !part.arguments.is_empty() {
+            tell(
+                "response.function_call_arguments.delta",
+                json!({ "item_id": id, "output_index": at, "delta": part.arguments }),
+            );
+        }
+    }
+
+    /// Ends the last item: `status` is that of the answer. One that said nothing has an empty message.
+    pub(super) fn end(&mut self, status: &str, tell: &mut Tell<'_>) {
+        if self.items.is_empty() && self.open.is_none() {
+            self.text("", Vec::new(), tell);
+        }
+        self.close(status, tell);
+    }
+
+    fn open(&mut self, open: Open, tell: &mut Tell<'_>) {
+        let at = self.items.len();
+        tell("response.output_item.added", json!({ "output_index": at, "item": open.item("in_progress") }));
+        if let Open::Message { id, .. } = &open {
+            let part = part("", &[]);
+            tell(
+                "response.content_part.added",
+                json!({ "item_id": id, "output_index": at, "content_index": 0, "part": part }),
+            );
+        }
+        self.open = Some(open);
+    }
+
+    fn close(&mut self, status: &str, tell: &mut Tell<'_>) {
+        let at = self.items.len();
+        let Some(open) = self.open.take() else { return };
+        match &open {
+            Open::Message { id, text, logprobs } => {
+                let place = json!({ "item_id": id, "output_index": at, "content_index": 0 });
+                let mut done = place.clone();
+                (done["text"], done["logprobs"]) = (text.as_str().into(), logprobs.as_slice().into());
+                tell("response.output_text.done", done);
+                let mut done = place;
+                done["part"] = part(text, logprobs);
+                tell("response.content_part.done", done);
+            }
+            Open::Call { id, name, arguments, .. } => tell(
+                "response.function_call_arguments.done",
+                json!({ "item_id": id, "output_index": at, "name": name, "arguments": arguments }),
+            ),
+        }
+        let item = open.item(status);
+        tell("response.output_item.done", json!({ "output_index": at, "item": item }));
+        self.items.push(item);
+    }
+}

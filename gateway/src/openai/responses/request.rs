@@ -1,0 +1,201 @@
+//! The body of `POST /v1/responses`.
+
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+use shmproto::message::Provisional;
+
+use super::{
+    super::{
+        conversation::Conversation,
+        delivery::{Delivery, StreamOptions, StreamUsage},
+        fields::{Fields, wrong},
+        params::{self, Limits, MAX_LOGPROBS, Params},
+        structured::{self, Structure},
+        target::Wanted,
+        tools::asked::{self, FLAT, Tools},
+    },
+    items::{self, Item},
+};
+use crate::{errors::ApiError, kept::Entry};
+
+/// Most entries of `metadata`, and the most characters of a name and of a value.
+const MAX_METADATA: (usize, usize, usize) = (16, 64, 512);
+const LOGPROBS: &str = "message.output_text.logprobs";
+
+/// What a response repeats of its request.
+#[derive(Debug, Serialize)]
+pub struct Asked {
+    /// What stands in front of the conversation.
+    pub instructions: Option<String>,
+    /// Most tokens to generate.
+    pub max_output_tokens: Option<u32>,
+    /// The caller's own.
+    pub metadata: Map<String, Value>,
+    /// Whether an answer may have several calls.
+    pub parallel_tool_calls: bool,
+    /// What it goes on from.
+    pub previous_response_id: Option<String>,
+    /// Whether it is kept.
+    pub store: bool,
+    /// As it is used.
+    pub temperature: f32,
+    /// As it is used.
+    pub top_p: f32,
+    /// Alternatives for each token.
+    pub top_logprobs: u32,
+    /// What the answer has to look like.
+    pub text: Value,
+    /// As asked.
+    pub tool_choice: Value,
+    /// As asked.
+    pub tools: Value,
+    /// Always `disabled`: what does not fit is refused.
+    pub truncation: &'static str,
+    /// Always false.
+    pub background: bool,
+}
+
+/// A body, checked as far as it can be without looking anything up.
+#[derive(Debug)]
+pub struct Body {
+    /// What the response repeats.
+    pub asked: Asked,
+    wanted: Wanted,
+    params: Params,
+    logprobs: Option<u32>,
+    tools: Option<Tools>,
+    items: Vec<Item>,
+}
+
+impl Body {
+    /// Reads `body`.
+    ///
+    /// # Errors
+    /// Whatever is not honoured, by its name.
+    pub fn read(body: &[u8], limits: &Limits<'_>) -> Result<Self, ApiError> {
+        let mut fields = Fields::parse(body)?;
+        let wanted = Wanted::read(&mut fields)?;
+        let metadata = metadata(&mut fields)?;
+        fields.labels()?;
+        let (structure, text) = text(&mut fields)?;
+        let max_tokens = fields.count("max_output_tokens", 1..=u32::MAX)?;
+        let delivery = delivery(&mut fields)?;
+        let options =
+            params::Asked { max_tokens, max_tokens_field: "max_output_tokens", delivery, structure };
+        let params = params::read_beside(options, &mut fields, limits)?;
+        let logprobs = logprobs(&mut fields)?;
+        let tool_choice = fields.peek("tool_choice").cloned().unwrap_or_else(|| json!("auto"));
+        let shown = fields.peek("tools").cloned().unwrap_or_else(|| json!([]));
+        let parallel_tool_calls = fields.peek("parallel_tool_calls").and_then(Value::as_bool).unwrap_or(true);
+        let tools = asked::read_as(FLAT, &mut fields)?;
+        let items = items::read(fields.take("input"))?;
+        let asked = Asked {
+            instructions: fields.text("instructions")?,
+            max_output_tokens: max_tokens,
+            metadata,
+            parallel_tool_calls,
+            previous_response_id: fields.text("previous_response_id")?,
+            store: fields.flag("store", true)?,
+            temperature: params.sampling.temperature,
+            top_p: params.sampling.top_p,
+            top_logprobs: logprobs.unwrap_or(0),
+            text,
+            tool_choice,
+            tools: shown,
+            truncation: "disabled",
+            background: false,
+        };
+        fields.finish()?;
+        Ok(Self { asked, wanted, params, logprobs, tools, items })
+    }
+
+    /// Puts what `entry` answered, and its answer, in front.
+    pub(super) fn go_on_from(&mut self, entry: &Entry) -> Result<(), ApiError> {
+        let mut values = items::parse(&entry.input)?;
+        let response: Value = serde_json::from_str(&entry.response)
+            .map_err(|error| ApiError::internal(format!("what is kept is broken: {error}")))?;
+        values.extend(response["output"].as_array().cloned().unwrap_or_default());
+        let before = items::read(Some(values.into()))
+            .map_err(|error| ApiError::invalid("previous_response_id", error.to_string()))?;
+        self.items.splice(..0, before);
+        Ok(())
+    }
+
+    /// The conversation, what the response repeats, and all that it answers.
+    pub(super) fn conversation(self) -> Result<(Conversation, Asked, Vec<Value>), ApiError> {
+        let Self { asked, wanted, params, logprobs, tools, items } = self;
+        let messages = items::messages(asked.instructions.as_deref(), &items);
+        let conversation = Conversation { wanted, params, logprobs, messages, tools, field: "input" };
+        Ok((conversation, asked, items.into_iter().map(|item| item.value).collect()))
+    }
+}
+
+fn metadata(fields: &mut Fields) -> Result<Map<String, Value>, ApiError> {
+    let (most, name_chars, value_chars) = MAX_METADATA;
+    let map = match fields.take("metadata") {
+        None => return Ok(Map::new()),
+        Some(Value::Object(map)) => map,
+        Some(other) => return Err(wrong("metadata", "an object of texts", &other)),
+    };
+    let is_short = |(name, value): (&String, &Value)| {
+        let text = value.as_str();
+        name.chars().count() <= name_chars && text.is_some_and(|text| text.chars().count() <= value_chars)
+    };
+    if map.len() > most || !map.iter().all(is_short) {
+        let message = format!(
+            "'metadata' may hold at most {most} texts of {value_chars} characters, under names of {name_chars}"
+        );
+        return Err(ApiError::invalid("metadata", message));
+    }
+    Ok(map)
+}
+
+/// What the answer has to look like, and how a response tells it.
+fn text(fields: &mut Fields) -> Result<(Option<Structure>, Value), ApiError> {
+    let plain = || json!({ "format": { "type": "text" } });
+    let Some(value) = fields.take("text") else { return Ok((None, plain())) };
+    let mut inside = Fields::of(value, "text")?;
+    let format = inside.take("format");
+    inside.finish().map_err(|error| error.within("text"))?;
+    let Some(format) = format else { return Ok((None, plain())) };
+    let structure = structured::text_format(format.clone())?;
+    Ok((structure, json!({ "format": format })))
+}
+
+fn delivery(fields: &mut Fields) -> Result<Delivery, ApiError> {
+    let stream = fields.flag("stream", false)?;
+    if let Some(options) = fields.take("stream_options") {
+        let within = |error: ApiError| error.within("stream_options");
+        let mut options = Fields::of(options, "stream_options")?;
+        if options.flag("include_obfuscation", false).map_err(within)? {
+            return Err(ApiError::unsupported("stream_options.include_obfuscation"));
+        }
+        options.finish().map_err(within)?;
+    }
+    let options = StreamOptions { usage: StreamUsage::Never, provisional: Provisional::Unwanted };
+    Ok(if stream { Delivery::Stream(options) } else { Delivery::Whole })
+}
+
+fn logprobs(fields: &mut Fields) -> Result<Option<u32>, ApiError> {
+    let top = fields.count("top_logprobs", 0..=MAX_LOGPROBS)?;
+    let mut wanted = false;
+    for item in fields.array("include")?.unwrap_or_default() {
+        match item.as_str() {
+            Some(LOGPROBS) => wanted = true,
+            // No model here tells of reasoning apart from its text: there is nothing to include.
+            Some("reasoning.encrypted_content") => {}
+            _ => {
+                let message = format!("'include' may hold '{LOGPROBS}'; nothing else can be included here");
+                return Err(ApiError::bad_request("unsupported_parameter", message).of("include"));
+            }
+        }
+    }
+    match (wanted, top) {
+        (true, top) => Ok(Some(top.unwrap_or(0))),
+        (false, None | Some(0)) => Ok(None),
+        (false, Some(_)) => {
+            let message = format!("'top_logprobs' is only allowed where 'include' holds '{LOGPROBS}'");
+            Err(ApiError::invalid("top_logprobs", message))
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! An answer as the Responses API tells it, as it comes, and what is kept of it.
+
+use std::sync::Arc;
+
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::{
+    super::{
+        answer::{Answer, Step},
+        frames::{EVENT_STREAM, Shape},
+        logprobs,
+    },
+    items::new_id,
+    object::{Failure, Incomplete, Object, Status},
+    output::{Output, Tell},
+    request::Asked,
+};
+use crate::{
+    clock::seconds_since_1970,
+    errors::ApiError,
+    kept::{Entry, Kept},
+    usage::FinishReason,
+};
+
+/// See the module's description.
+#[derive(Debug)]
+pub(super) struct Writing {
+    id: String,
+    asked: Asked,
+    /// All that it answers.
+    input: Vec<Value>,
+    kept: Arc<Kept>,
+    output: Output,
+    finish: FinishReason,
+    events: Events,
+}
+
+impl Writing {
+    pub(super) fn new(asked: Asked, input: Vec<Value>, kept: Arc<Kept>) -> Self {
+        let (output, events) = (Output::default(), Events::default());
+        Self { id: new_id("resp"), asked, input, kept, output, finish: FinishReason::Length, events }
+    }
+
+    /// Takes a step.
+    pub(super) fn take(&mut self, answer: &Answer, step: Step, tell: &mut Tell<'_>) {
+        let piece = step.piece;
+        let scores = if answer.job.logprobs.is_some() {
+            let told = logprobs::chat(answer.job.text(), answer.job.params.token_names, &piece.scored);
+            told.content.iter().map(|token| json!(token)).collect()
+        } else {
+            Vec::new()
+        };
+        if !piece.text.is_empty() || !scores.is_empty() {
+            self.output.text(&piece.text, scores, tell);
+        }
+        for part in piece.calls {
+            self.output.call(part, tell);
+        }
+        self.finish = piece.finish.unwrap_or(self.finish);
+    }
+
+    /// Ends it, and keeps it if that is wanted; returns the whole response as JSON.
+    pub(super) fn end(&mut self, answer: &Answer, tell: &mut Tell<'_>) -> String {
+        self.output.end(if self.is_cut() { "incomplete" } else { "completed" }, tell);
+        let response = text_of(&self.object(answer, self.status()));
+        if self.asked.store {
+            let entry = Entry { response: response.as_str().into(), input: text_of(&self.input).into() };
+            self.kept.put(&answer.job.tenant, &self.id, entry);
+        }
+        response
+    }
+
+    fn is_cut(&self) -> bool {
+        self.finish == FinishReason::Length
+    }
+
+    fn status(&self) -> Status {
+        if self.is_cut() { Status::Incomplete } else { Status::Completed }
+    }
+
+    fn object<'a>(&'a self, answer: &'a Answer, status: Status) -> Object<'a> {
+        let is_over = matches!(status, Status::Completed | Status::Incomplete);
+        Object {
+            id: &self.id,
+            object: "response",
+            created_at: answer.created(),
+            completed_at: (status == Status::Completed).then(seconds_since_1970),
+            status,
+            model: &answer.job.target.name,
+            adapter_generation: answer.generation(),
+            output: self.output.items(),
+            error: None,
+            incomplete_details: (status == Status::Incomplete)
+                .then_some(Incomplete { reason: "max_output_tokens" }),
+            usage: is_over.then(|| answer.usage().into()),
+            asked: &self.asked,
+        }
+    }
+
+    fn begin(&mut self, answer: &Answer, out: &mut Vec<u8>) {
+        if self.events.next > 0 {
+            return;
+        }
+        let mut events = Events::default();
+        let response = self.object(answer, Status::InProgress);
+        events.write("response.created", &Whole { response: &response }, out);
+        events.write("response.in_progress", &Whole { response: &response }, out);
+        self.events = events;
+    }
+}
+
+impl Shape for Writing {
+    const CONTENT_TYPE: &'static str = EVENT_STREAM;
+    /// A comment.
+    const KEEP_ALIVE: &'static [u8] = b": keep-alive\n\n";
+
+    fn step(&mut self, answer: &Answer, step: Step, out: &mut Vec<u8>) {
+        self.begin(answer, out);
+        let mut events = std::mem::take(&mut self.events);
+        self.take(answer, step, &mut |name, fields| events.write(name, &fields, out));
+        self.events = events;
+    }
+
+    fn finish(&mut self, answer: &Answer, out: &mut Vec<u8>) {
+        let mut events = std::mem::take(&mut self.events);
+        self.end(answer, &mut |name, fields| events.write(name, &fields, out));
+        let response = self.object(answer, self.status());
+        let name = if self.is_cut() { "response.incomplete" } else { "response.completed" };
+        events.write(name, &Whole { response: &response }, out);
+    }
+
+    fn fail(&mut self, answer: &mut Answer, error: &ApiError, out: &mut Vec<u8>) {
+        self.begin(answer, out);
+        let mut events = std::mem::take(&mut self.events);
+        let failure = Some(Failure::from(error));
+        let response = Object { error: failure, ..self.object(answer, Status::Failed) };
+        events.write("response.failed", &Whole { response: &response }, out);
+    }
+}
+
+#[derive(Serialize)]
+struct Whole<'a> {
+    response: &'a Object<'a>,
+}
+
+/// Numbers what is told.
+#[derive(Debug, Default)]
+struct Events {
+    next: u64,
+}
+
+#[derive(Serialize)]
+struct Event<'a, F> {
+    r#type: &'static str,
+    sequence_number: u64,
+    #[serde(flatten)]
+    fields: &'a F,
+}
+
+impl Events {
+    fn write<F: Serialize>(&mut self, name: &'static str, fields: &F, out: &mut Vec<u8>) {
+        out.extend_from_slice(b"event: ");
+        out.extend_from_slice(name.as_bytes());
+        out.extend_from_slice(b"\ndata: ");
+        // Plain data into memory: serializing it cannot fail.
+        let _ = serde_json::to_writer(&mut *out, &Event { r#type: name, sequence_number: self.next, fields });
+        out.extend_from_slice(b"\n\n");
+        self.next += 1;
+    }
+}
+
+/// Plain data into memory: serializing it cannot fail.
+fn text_of<T: Serialize>(value: &T) -> String {
+    serde_json::to_string(value).unwrap_or_default()
+}
