@@ -1,6 +1,6 @@
 //! What unit tests of several modules stand on.
 
-use model::shape::config::{ModelConfig, Rope, RopeScaling};
+use model::shape::config::{ModelConfig, Rope, RopeScaling, Traits};
 
 /// A model of one head, all of whose sides are `width`.
 pub(crate) fn square_model(width: usize, layers: usize) -> ModelConfig {
@@ -19,5 +19,6 @@ pub(crate) fn square_model(width: usize, layers: usize) -> ModelConfig {
         tied_head: true,
         context_length: 64,
         sliding_window: None,
+        traits: Traits::default(),
     }
 }

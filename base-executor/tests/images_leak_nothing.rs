@@ -31,7 +31,7 @@ use model::{
     deltas::cpu_copy::CpuMemory,
     deltas::prepared::{EncodedAdapter, PreparedAdapter},
     shape::{
-        config::{ModelConfig, Rope, RopeScaling},
+        config::{ModelConfig, Rope, RopeScaling, Traits},
         source::Target,
     },
 };
@@ -64,6 +64,7 @@ fn config() -> ModelConfig {
         tied_head: true,
         context_length: 64,
         sliding_window: None,
+        traits: Traits::default(),
     }
 }
 

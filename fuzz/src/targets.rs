@@ -11,7 +11,7 @@ use files::{generation_defaults::GenerationDefaults, gguf::GgufFile, model_files
 use model::{
     adapter::Adapter,
     shape::{
-        config::{ModelConfig, Rope, RopeScaling},
+        config::{ModelConfig, Rope, RopeScaling, Traits},
         layout,
         source::WeightSource,
     },
@@ -164,6 +164,7 @@ pub(crate) fn base() -> ModelConfig {
         tied_head: true,
         context_length: 64,
         sliding_window: None,
+        traits: Traits::default(),
     }
 }
 

@@ -3,6 +3,8 @@
 //     residual[r, c] += update[r, c]                                   (not where there is no update)
 //     out[r, c] = residual[r, c] / sqrt(mean_c(residual[r, c]^2) + eps) * weight[c]
 //
+//     x[r, c] = x[r, c] / sqrt(mean_c(x[r, c]^2) + eps) * weight[c]     (norm_in_place: an output on its way there)
+//
 // residual is f32, [rows, width]; update and out are of the model's kind, of the same shape; weight is f32,
 // [width].
 //
@@ -116,6 +118,36 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     add_norm_plain<bf16>(residual, update, weight, eps, out, width);
 }
 
+// An output, normed where it lies: rows are few and narrow, so that one plain kernel does.
+template <typename T> __device__ __forceinline__ void norm_in_place(T *x, const float *weight, float eps,
+                                                                    unsigned width) {
+    T *row = x + size_t(blockIdx.x) * width;
+    float squares = 0.0f;
+    for (unsigned column = threadIdx.x; column < width; column += THREADS) {
+        float value = to_float(row[column]);
+        squares = fmaf(value, value, squares);
+    }
+    float scale = 1.0f / sqrtf(block_sum(squares) / float(width) + eps);
+    for (unsigned column = threadIdx.x; column < width; column += THREADS)
+        row[column] = from_float<T>(to_float(row[column]) * scale * weight[column]);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    norm_in_place_f32(float *x, const float *weight, float eps, unsigned width) {
+    norm_in_place(x, weight, eps, width);
+}
+extern "C" __global__ void __launch_bounds__(THREADS)
+    norm_in_place_f16(f16 *x, const float *weight, float eps, unsigned width) {
+    norm_in_place(x, weight, eps, width);
+}
+extern "C" __global__ void __launch_bounds__(THREADS)
+    norm_in_place_bf16(bf16 *x, const float *weight, float eps, unsigned width) {
+    norm_in_place(x, weight, eps, width);
+}
+
+ON_CPU_KERNEL(norm_in_place_f32);
+ON_CPU_KERNEL(norm_in_place_f16);
+ON_CPU_KERNEL(norm_in_place_bf16);
 ON_CPU_KERNEL(add_norm_f32);
 ON_CPU_KERNEL(add_norm_f16);
 ON_CPU_KERNEL(add_norm_bf16);

@@ -4,7 +4,7 @@
 //     (a, b) -> (a cos - b sin, b cos + a sin) * scale,   angle[i] = position * frequency[i]
 //
 // for the halves a, b of a head: element i is turned together with element i + head_dim / 2 (the convention
-// of Hugging Face's models, not the interleaved one). Queries are scaled by 1 / sqrt(head_dim) on the way,
+// of Hugging Face's models, not the interleaved one). Queries take on the scale of the scores on the way,
 // keys by 1.
 //
 // qkv has rows of [queries: heads x head_dim | keys: kv_heads x head_dim | values], of the model's kind;

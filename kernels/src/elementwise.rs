@@ -137,35 +137,119 @@ unsafe fn norm_row<S: Simd>(x: *const f32, weight: *const f32, eps: f32, width: 
     }
 }
 
-/// `out = silu(gate) * up` for rows `[gate | up]` of `2 * width`.
+/// `x = x / rms(x) * weight` for rows of `weight.len()`.
+///
+/// # Panics
+///
+/// If these are not whole rows.
+pub fn norm_in_place(pool: &mut Pool, isa: Isa, x: &mut [f32], norm: Norm<'_>) {
+    assert!(x.len().is_multiple_of(norm.weight.len()), "whole rows");
+    let rows = x.len() / norm.weight.len();
+    let job = NormInPlace { x: x.as_mut_ptr(), norm, rows: (0, 0) };
+    for_row_ranges(pool, rows, |from, to| isa.dispatch(job.over(from, to)));
+}
+
+#[derive(Clone, Copy)]
+struct NormInPlace<'a> {
+    x: *mut f32,
+    norm: Norm<'a>,
+    rows: (usize, usize),
+}
+// SAFETY: threads are given disjoint ranges of rows of buffers that outlive the parallel region.
+unsafe impl Sync for NormInPlace<'_> {}
+
+impl NormInPlace<'_> {
+    fn over(&self, from: usize, to: usize) -> Self {
+        Self { rows: (from, to), ..*self }
+    }
+}
+
+impl Kernel for NormInPlace<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        let Norm { weight, eps } = self.norm;
+        for row in self.rows.0..self.rows.1 {
+            // SAFETY: `norm_in_place` has checked the size; the row is this thread's alone.
+            unsafe {
+                let x = self.x.add(row * weight.len());
+                norm_row::<S>(x, weight.as_ptr(), eps, weight.len(), x);
+            }
+        }
+    }
+}
+
+/// What a gate lets through: `gate * sigmoid(z(gate))`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Gate {
+    /// `z(x) = x`.
+    #[default]
+    Silu,
+    /// `z(x) = 2 √(2/π) (x + 0.044715 x³)`: the Gaussian error unit, by its approximation with a hyperbolic tangent.
+    GeluTanh,
+}
+
+/// `2 √(2/π)`, and its share of the cube.
+pub(crate) const GELU_LINEAR: f32 = 1.595_769_1;
+pub(crate) const GELU_CUBIC: f32 = GELU_LINEAR * 0.044_715;
+
+impl Gate {
+    /// `z(x)`.
+    #[inline(always)]
+    pub(crate) fn argument<S: Simd>(self, x: S::F) -> S::F {
+        match self {
+            Self::Silu => x,
+            Self::GeluTanh => {
+                let square = S::mul(x, x);
+                S::mul(x, S::fma(square, S::splat(GELU_CUBIC), S::splat(GELU_LINEAR)))
+            }
+        }
+    }
+
+    /// `z'(x)`.
+    #[inline(always)]
+    pub(crate) fn slope<S: Simd>(self, x: S::F) -> S::F {
+        match self {
+            Self::Silu => S::splat(1.0),
+            Self::GeluTanh => {
+                let square = S::mul(x, x);
+                S::fma(square, S::splat(3.0 * GELU_CUBIC), S::splat(GELU_LINEAR))
+            }
+        }
+    }
+}
+
+/// `out = gate * sigmoid(z(gate)) * up` for rows `[gate | up]` of `2 * width`.
 ///
 /// # Panics
 ///
 /// If the shapes do not fit together.
-pub fn silu_mul(pool: &mut Pool, isa: Isa, gate_up: &[f32], width: usize, out: &mut [f32]) {
+pub fn gate_mul(pool: &mut Pool, isa: Isa, gate: Gate, gate_up: &[f32], width: usize, out: &mut [f32]) {
     assert_eq!(gate_up.len(), 2 * out.len(), "two inputs an output");
     assert!(out.len().is_multiple_of(width), "whole rows");
-    let job = SiluMul { gate_up: gate_up.as_ptr(), out: out.as_mut_ptr(), width, rows: (0, 0) };
+    let job = GateMul { gate, gate_up: gate_up.as_ptr(), out: out.as_mut_ptr(), width, rows: (0, 0) };
     for_row_ranges(pool, out.len() / width, |from, to| isa.dispatch(job.over(from, to)));
 }
 
 #[derive(Clone, Copy)]
-struct SiluMul {
+struct GateMul {
+    gate: Gate,
     gate_up: *const f32,
     out: *mut f32,
     width: usize,
     rows: (usize, usize),
 }
 // SAFETY: threads are given disjoint ranges of rows of buffers that outlive the parallel region.
-unsafe impl Sync for SiluMul {}
+unsafe impl Sync for GateMul {}
 
-impl SiluMul {
+impl GateMul {
     fn over(&self, from: usize, to: usize) -> Self {
         Self { rows: (from, to), ..*self }
     }
 }
 
-impl Kernel for SiluMul {
+impl Kernel for GateMul {
     type Output = ();
 
     #[inline(always)]
@@ -174,12 +258,13 @@ impl Kernel for SiluMul {
             let mut c = 0;
             while c < self.width {
                 let n = LANES.min(self.width - c);
-                // SAFETY: `silu_mul` has checked the sizes; the row is this thread's alone.
+                // SAFETY: `gate_mul` has checked the sizes; the row is this thread's alone.
                 unsafe {
                     let gate = S::load_head(self.gate_up.add(2 * row * self.width + c), n);
                     let up = S::load_head(self.gate_up.add((2 * row + 1) * self.width + c), n);
                     let one = S::splat(1.0);
-                    let denominator = S::add(one, S::exp(S::sub(S::splat(0.0), gate)));
+                    let denominator =
+                        S::add(one, S::exp(S::sub(S::splat(0.0), self.gate.argument::<S>(gate))));
                     S::store_head(
                         self.out.add(row * self.width + c),
                         S::mul(S::div(gate, denominator), up),
@@ -199,7 +284,7 @@ pub struct Heads<'a> {
     pub column: usize,
     /// Heads.
     pub count: usize,
-    /// Norm of each head before its rotation (Qwen3).
+    /// Norm of each head before its rotation (Qwen3, Gemma 3).
     pub norm: Option<Norm<'a>>,
     /// Multiplies the result (`1 / sqrt(head_dim)` for queries).
     pub scale: f32,

@@ -33,6 +33,14 @@ pub fn silu_mul(gate: f32, up: f32) -> f32 {
     (gate / (1.0 + (-gate).exp()) * f64::from(up)) as f32
 }
 
+/// `gate (1 + tanh(√(2/π) (gate + 0.044715 gate³))) / 2 * up`.
+#[must_use]
+pub fn gelu_mul(gate: f32, up: f32) -> f32 {
+    let gate = f64::from(gate);
+    let inner = (2.0 / std::f64::consts::PI).sqrt() * (gate + 0.044_715 * gate.powi(3));
+    (gate / (1.0 + (-2.0 * inner).exp()) * f64::from(up)) as f32
+}
+
 /// `softmax(q · keys) values` of one query; `keys` and `values` are `[positions, q.len()]`.
 #[must_use]
 pub fn attention(q: &[f32], keys: &[f32], values: &[f32]) -> Vec<f32> {

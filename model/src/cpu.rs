@@ -7,12 +7,12 @@ use std::convert::Infallible;
 use kernels::{
     Activations, Isa, Pool,
     attention::KvRows,
-    elementwise::{Heads, Norm, add_norm, rotate, silu_mul},
+    elementwise::{Heads, Norm, add_norm, gate_mul, norm_in_place, rotate},
 };
 
 use crate::{
     forward::{Device, Frame, NormSite, Room, Scratch},
-    shape::rope::Angles,
+    shape::{config::Reach, rope::Angles},
 };
 
 /// The threads and instructions a pass computes with.
@@ -65,9 +65,9 @@ struct Span {
 }
 
 impl RowTable {
-    /// Cosines and sines of the rows' positions.
-    pub(crate) fn angles(&self) -> (&[f32], &[f32]) {
-        self.angles.tables()
+    /// Cosines and sines of the rows' positions, for a layer that reaches so far.
+    pub(crate) fn angles(&self, reach: Reach) -> (&[f32], &[f32]) {
+        self.angles.tables(reach)
     }
 
     /// The sequences, as kernels take them.
@@ -167,6 +167,22 @@ impl Device for Compute {
         Ok(())
     }
 
+    fn scale_embeddings(&mut self, factor: f32, residual: &mut Vec<f32>) -> Result<(), Infallible> {
+        residual.iter_mut().for_each(|value| *value *= factor);
+        Ok(())
+    }
+
+    fn norm_update(
+        &mut self,
+        model: &Frame,
+        site: NormSite,
+        update: &mut Vec<f32>,
+    ) -> Result<(), Infallible> {
+        let norm = Norm { weight: model.norm(site), eps: model.config.norm_eps };
+        norm_in_place(&mut self.pool, self.isa, update, norm);
+        Ok(())
+    }
+
     fn rotate(
         &mut self,
         model: &Frame,
@@ -174,14 +190,15 @@ impl Device for Compute {
         qkv: &mut Vec<f32>,
         batch: &RowTable,
     ) -> Result<(), Infallible> {
-        let (layout, (cos, sin)) = (model.qkv_layout(), batch.angles());
+        let (layout, (cos, sin)) = (model.qkv_layout(), batch.angles(model.config.reach(layer)));
         let (stride, head_dim, heads) = (layout.stride(), layout.head_dim, Self::heads(model, layer));
         rotate(&mut self.pool, self.isa, qkv, stride, head_dim, cos, sin, &heads);
         Ok(())
     }
 
-    fn gate(&mut self, gate_up: &Vec<f32>, width: usize, out: &mut Activations) -> Result<(), Infallible> {
-        silu_mul(&mut self.pool, self.isa, gate_up, width, out.values_mut());
+    fn gate(&mut self, model: &Frame, gate_up: &Vec<f32>, out: &mut Activations) -> Result<(), Infallible> {
+        let (gate, width) = (model.config.traits.gate, model.config.intermediate_size);
+        gate_mul(&mut self.pool, self.isa, gate, gate_up, width, out.values_mut());
         Ok(())
     }
 

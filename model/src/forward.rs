@@ -52,12 +52,27 @@ pub fn run<A, D: Device, B: BaseLayers<D>>(
     let mut pass = Pass { model, base, deltas, kv, device, s: scratch };
     let mut tokens = batch.iter().flat_map(|slice| slice.tokens.iter().copied());
     lay_out(model, pass.device, pass.s, batch)?;
-    pass.base.embed(pass.device, &mut tokens, &mut pass.s.residual)?;
+    embed(model, pass.base, pass.device, &mut tokens, &mut pass.s.residual)?;
     for layer in 0..model.config.layers {
         pass.attention(layer)?;
         pass.feed_forward(layer)?;
     }
     pass.head(batch, logits)
+}
+
+/// Writes the embeddings of `tokens` to `residual`, as the first block takes them.
+pub(crate) fn embed<D: Device, B: BaseLayers<D>>(
+    model: &Frame,
+    base: &B,
+    device: &mut D,
+    tokens: &mut dyn Iterator<Item = u32>,
+    residual: &mut D::Residual,
+) -> Result<(), B::Error> {
+    base.embed(device, tokens, residual)?;
+    if let Some(factor) = model.config.traits.embedding_scale {
+        device.scale_embeddings(factor, residual)?;
+    }
+    Ok(())
 }
 
 /// Makes room for the rows of `batch`, and takes in where they stand.
@@ -72,8 +87,8 @@ pub(crate) fn lay_out<A, D: Device>(
     device.lay_out(model, &rows.sequences(), &rows.trunks(), &mut scratch.batch)
 }
 
-/// Runs a block of rows that were [laid out](lay_out) once more, as far as the middle of its feed-forward, from the residual
-/// stream and the update of `scratch`.
+/// Runs a block of rows that were [laid out](lay_out) once more, from the residual stream and the update of `scratch`: as far
+/// as the middle of its feed-forward, unless what comes of that is normed.
 pub(crate) fn run_block<D: Device, B: BaseLayers<D>>(
     model: &Frame,
     parts: (&mut B, &mut impl Deltas<D>, &mut impl KvStore<D>),
@@ -84,7 +99,7 @@ pub(crate) fn run_block<D: Device, B: BaseLayers<D>>(
     let (base, deltas, kv) = parts;
     let mut pass = Pass { model, base, deltas, kv, device, s: scratch };
     pass.attention(layer)?;
-    pass.gate_up(layer)
+    if model.config.traits.update_norms { pass.feed_forward(layer) } else { pass.gate_up(layer) }
 }
 
 /// Logits of `rows` rows, from the residual stream and the update of `scratch`.
@@ -119,7 +134,8 @@ impl<D: Device, B: BaseLayers<D>, T: Deltas<D>, K: KvStore<D>> Pass<'_, D, B, T,
         self.deltas.place_prefix(device, layer, &mut s.qkv, layout)?;
         self.kv.append(device, layer, &s.qkv, layout, &s.batch)?;
         self.kv.attend(device, layer, &s.qkv, layout, &s.batch, &mut s.attended)?;
-        self.linear(layer, LinearGroup::O)
+        self.linear(layer, LinearGroup::O)?;
+        self.norm_update(NormSite::AttentionUpdate(layer))
     }
 
     fn gate_up(&mut self, layer: usize) -> Result<(), B::Error> {
@@ -129,9 +145,9 @@ impl<D: Device, B: BaseLayers<D>, T: Deltas<D>, K: KvStore<D>> Pass<'_, D, B, T,
 
     fn feed_forward(&mut self, layer: usize) -> Result<(), B::Error> {
         self.gate_up(layer)?;
-        let width = self.model.config.intermediate_size;
-        self.device.gate(&self.s.gate_up, width, &mut self.s.gated)?;
-        self.linear(layer, LinearGroup::Down)
+        self.device.gate(self.model, &self.s.gate_up, &mut self.s.gated)?;
+        self.linear(layer, LinearGroup::Down)?;
+        self.norm_update(NormSite::FeedForwardUpdate(layer))
     }
 
     /// A group's base outputs, then its deltas; whoever helps with these computes at the same time.
@@ -169,6 +185,14 @@ impl<D: Device, B: BaseLayers<D>, T: Deltas<D>, K> Pass<'_, D, B, T, K> {
         let s = &mut *self.s;
         let update = (site != NormSite::Attention(0)).then_some(&s.update);
         self.device.add_norm(self.model, site, &mut s.residual, update, &mut s.normed)
+    }
+
+    /// `update = norm(update)`, in models that do so.
+    fn norm_update(&mut self, site: NormSite) -> Result<(), B::Error> {
+        if self.model.config.traits.update_norms {
+            self.device.norm_update(self.model, site, &mut self.s.update)?;
+        }
+        Ok(())
     }
 
     /// Logits of all `rows` rows that there are.

@@ -3,9 +3,11 @@
 //! # Layout
 //!
 //! - [`open`]: whatever the files are; [`identity`]: which base they are. [`gguf`]; [`safetensors`], with `config.json` ([`hf_config`]) and names ([`hf_names`]).
+//! - `gemma`: what all files of that family leave unsaid.
 //! - [`random`]: weights that nobody trained. [`dequantized`]: those of another source, exact.
 
 pub mod dequantized;
+mod gemma;
 pub mod gguf;
 pub mod hf_config;
 pub mod hf_names;

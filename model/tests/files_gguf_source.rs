@@ -9,7 +9,7 @@ use files::gguf::GgufFile;
 use files_support::{
     GgufWriter, TinyTensor, assert_says, f32_bytes, interleave, tensor, tiny, tiny_gguf, tiny_tensors,
 };
-use kernels::TensorType;
+use kernels::{TensorType, elementwise::Gate};
 use model::{
     shape::{
         config::{ModelConfig, RopeScaling},
@@ -114,6 +114,39 @@ fn qwen3_has_norms_of_heads() {
     let source = open(&writer).unwrap();
     assert!(source.config().qk_norm);
     assert_eq!(source.tensor(TensorId::KeyNorm(1)).unwrap().cols, 8);
+}
+
+#[test]
+fn gemma3_has_norms_of_heads_and_of_updates_and_one_layer_of_six_without_a_window() {
+    let mut writer = tiny_gguf("gemma3", &[])
+        .u32("gemma3.attention.sliding_window", 64)
+        .f32("gemma3.rope.freq_base", 1e6)
+        .text("gemma3.rope.scaling.type", "linear")
+        .f32("gemma3.rope.scaling.factor", 8.0);
+    for layer in 0..2 {
+        for part in ["attn_q_norm", "attn_k_norm", "post_attention_norm"] {
+            let width = if part.starts_with("post") { 32 } else { 8 };
+            let values = vec![1.5; width];
+            writer = writer.f32_tensor(&format!("blk.{layer}.{part}.weight"), [1, width], &values);
+        }
+    }
+    refused(&writer, &["`blk.0.post_ffw_norm.weight` is missing"]);
+    for layer in 0..2 {
+        writer = writer.f32_tensor(&format!("blk.{layer}.post_ffw_norm.weight"), [1, 32], &[2.5; 32]);
+    }
+    let source = open(&writer).unwrap();
+    let config = source.config();
+    assert!(config.qk_norm && config.traits.update_norms && config.traits.gate == Gate::GeluTanh);
+    assert_eq!(config.traits.embedding_scale, Some(32f32.sqrt()));
+    assert_eq!(config.traits.score_scale, Some(1.0 / 8f32.sqrt()));
+    assert_eq!(config.windows(), [Some(64), Some(64)]);
+    let local = config.traits.local_rope.as_ref().unwrap();
+    assert_eq!((local.theta, &local.scaling), (10_000.0, &RopeScaling::None));
+    assert_eq!((config.rope.theta, &config.rope.scaling), (1e6, &RopeScaling::Linear { factor: 8.0 }));
+    // Files have the 1 added already.
+    let norm = source.tensor(TensorId::FeedForwardUpdateNorm(1)).unwrap();
+    assert_eq!(norm.data, f32_bytes(&[2.5; 32]));
+    refused(&writer.f32("gemma3.final_logit_softcapping", 30.0), &["`gemma3.final_logit_softcapping`"]);
 }
 
 #[test]

@@ -225,6 +225,59 @@ fn rope_is_read_in_the_old_form_and_the_new_or_refused_by_name() {
 }
 
 #[test]
+fn gemma3_is_read_as_its_files_before_and_since_transformers_5_have_it_or_refused_by_name() {
+    let mut entries = tiny_entries(&[]);
+    entries.retain(|(name, ..)| name != "lm_head.weight");
+    for layer in 0..2 {
+        for (part, width) in [
+            ("self_attn.q_norm", 8),
+            ("self_attn.k_norm", 8),
+            ("pre_feedforward_layernorm", 32),
+            ("post_feedforward_layernorm", 32),
+        ] {
+            let name = format!("model.layers.{layer}.{part}.weight");
+            entries.push((name, "BF16", vec![width], bf16_bytes(&vec![0.5; width])));
+        }
+    }
+    let json = |changes: &Value| {
+        let mut config = json_with(changes);
+        config["architectures"] = json!(["Gemma3ForCausalLM"]);
+        config["head_dim"] = json!(8);
+        for gone in ["tie_word_embeddings", "hidden_act", "rope_theta"] {
+            config.as_object_mut().unwrap().remove(gone);
+        }
+        config
+    };
+    let config = |changes| open_with(&json(&changes), &entries).unwrap().config().clone();
+    let of_old =
+        config(json!({"rope_local_base_freq": 5000.0, "sliding_window": 16, "query_pre_attn_scalar": 4,
+        "layer_types": ["full_attention", "sliding_attention"]}));
+    assert!(of_old.tied_head && of_old.qk_norm && of_old.traits.update_norms);
+    assert_eq!(of_old.windows(), [None, Some(16)]);
+    assert_eq!(of_old.traits.score_scale, Some(0.5));
+    let theta = |config: &ModelConfig| (config.rope.theta, config.traits.local_rope.as_ref().unwrap().theta);
+    assert_eq!(theta(&of_old), (1e6, 5000.0));
+    let of_new =
+        config(json!({"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 7.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 9.0}}, "sliding_window_pattern": 2}));
+    assert_eq!(theta(&of_new), (7.0, 9.0));
+    assert_eq!(of_new.windows(), [Some(4096), None]);
+
+    let source = open_with(&json(&json!({})), &entries).unwrap();
+    let norm = source.tensor(TensorId::FeedForwardUpdateNorm(0)).unwrap();
+    assert_eq!((norm.kind, &norm.data[..]), (TensorType::F32, &f32_bytes(&[1.5; 32])[..]));
+
+    let refused = |changes, parts: &[&str]| assert_says(open_with(&json(&changes), &entries), parts);
+    refused(json!({"final_logit_softcapping": 30.0}), &["final_logit_softcapping", "not supported"]);
+    refused(json!({"use_bidirectional_attention": true}), &["use_bidirectional_attention"]);
+    refused(json!({"hidden_activation": "gelu"}), &["hidden_activation", "gelu"]);
+    refused(json!({"layer_types": ["full_attention", "chunked_attention"]}), &["chunked_attention"]);
+    refused(json!({"layer_types": ["full_attention"]}), &["layer_types", "1 types of 2 layers"]);
+    refused(json!({"query_pre_attn_scalar": 0}), &["what scores are multiplied with"]);
+    refused(json!({"sliding_window_pattern": 0, "rope_local_base_freq": -1.0}), &["base is -1"]);
+}
+
+#[test]
 fn a_sliding_window_counts_only_where_the_architecture_slides() {
     let window = |changes| config_with(&changes).sliding_window;
     assert_eq!(window(json!({"sliding_window": 64})), None, "llama never slides");

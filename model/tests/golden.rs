@@ -15,7 +15,7 @@ use model::{
     precision::Precision,
     resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
     sites::SitePath,
-    sources::open::open,
+    sources::{dequantized::Dequantized, open::open},
 };
 use serde::Deserialize;
 
@@ -167,4 +167,42 @@ fn the_real_model_agrees_with_its_dequantized_weights() {
         );
         assert!(errors.iter().all(|&error| error <= Q4_1_TOLERANCE), "{name}: logit error {worst}");
     }
+}
+
+/// Gemma 3 270M, beside the real model: `scripts/fetch-model gemma` puts it there.
+fn gemma() -> PathBuf {
+    let path = real_model().with_file_name("gemma-3-270m-q4_k_m.gguf");
+    assert!(path.exists(), "{} is missing; run ./scripts/fetch-model gemma", path.display());
+    path
+}
+
+/// Largest error of a logit of Gemma 3 270M, whose logits span about 40: with its weights in 32 bits, and as they are served.
+const GEMMA_EXACT: f32 = 1e-3;
+const GEMMA_SERVED: f32 = 0.6;
+
+/// Logits and greedy tokens behind short texts, and behind one that is longer than the window of most layers.
+fn check_gemma(resident: &mut ResidentModel, what: &str, tolerance: f32) {
+    let golden: RealGolden = read(&golden_dir().join("expected/gemma3-270m-q4_k_m/base.json"));
+    assert!(golden.cases.iter().any(|case| case.prompt.len() > 512));
+    for case in &golden.cases {
+        let (logits, tokens) = generate(resident, None, &case.prompt, case.greedy.len());
+        let worst = golden.errors(case, &logits).into_iter().fold(0.0, f32::max);
+        let agreed = case.same(what, &tokens, tolerance);
+        let of = (case.prompt.len(), case.greedy.len());
+        println!("{what}: logit error {worst:.5} behind {} tokens, {agreed} of {} greedy", of.0, of.1);
+        assert!(worst <= tolerance, "{what}: logit error {worst} behind {} tokens", of.0);
+    }
+}
+
+#[test]
+fn gemma_in_32_bits_gives_the_logits_and_tokens_of_transformers() {
+    let source = Dequantized(open(&gemma()).unwrap());
+    let weights = LoadedWeights::load(&source, 2).unwrap();
+    let options = ResidentOptions { cores: vec![0, 1], kv_bytes: 64 << 20, kv_dtype: KvDtype::Auto };
+    check_gemma(&mut ResidentModel::new(weights, &options).unwrap(), "32 bits", GEMMA_EXACT);
+}
+
+#[test]
+fn gemma_as_it_is_served_agrees_with_its_dequantized_weights() {
+    check_gemma(&mut resident(&gemma()), "as served", GEMMA_SERVED);
 }

@@ -16,8 +16,9 @@ use model::{
     sources::open::open,
 };
 
-/// Models whose weights are of 32 bits, of 16 bits, with biases, and with norms of heads.
-const MODELS: [&str; 5] = ["llama-tied", "llama-bf16", "qwen2-f16", "qwen2-bias", "qwen3-qknorm"];
+/// Models whose weights are of 32 bits, of 16 bits, with biases, with norms of heads, and of whose layers some have a window.
+const MODELS: [&str; 7] =
+    ["llama-tied", "llama-bf16", "qwen2-f16", "qwen2-bias", "qwen3-qknorm", "gemma3", "gemma3-bf16"];
 
 fn golden(part: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden").join(part)

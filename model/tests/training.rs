@@ -169,7 +169,7 @@ fn off(got: &[f32], wanted: &[f32]) -> f32 {
 fn cases() -> Vec<(String, PathBuf)> {
     let training = golden_dir().join("training");
     let mut cases = Vec::new();
-    for model in ["llama-tied", "llama-rope3", "mistral-window", "qwen2-bias", "qwen3-qknorm"] {
+    for model in ["llama-tied", "llama-rope3", "mistral-window", "qwen2-bias", "qwen3-qknorm", "gemma3"] {
         for method in ["lora", "lora-all", "rslora", "ia3", "prefix", "lm-head"] {
             cases.push((model.to_owned(), training.join(model).join(method)));
         }

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Makes the golden values of this folder (see README.md) with transformers and PEFT.
 
-    make_golden.py tiny                                  the tiny models, their adapters, what they compute
+    make_golden.py tiny [--only BEGINNING]               the tiny models, their adapters, what they compute
     make_golden.py real --gguf FILE [--adapter NAME=DIR] what the real model computes
+    make_golden.py gemma --gguf FILE                     what Gemma 3 270M computes
 
 The tiny models are written the way a publisher would (configuration and tensors by hand) and then read back by
 transformers, so that the expected values follow from the files alone.
@@ -120,6 +121,38 @@ QWEN3 = qwen_config(3, head_dim=32, attention_bias=False, sliding_window=None)
 del QWEN3["rope_theta"]
 QWEN3["rope_parameters"] = {"rope_type": "default", "rope_theta": 1000000.0}
 
+
+
+def gemma3_config(**changes):
+    """A configuration in the style of Gemma 3: one layer of three sees everything, the others have a window."""
+    config = llama_config(
+        architectures=["Gemma3ForCausalLM"],
+        model_type="gemma3_text",
+        head_dim=32,
+        hidden_activation="gelu_pytorch_tanh",
+        num_hidden_layers=3,
+        query_pre_attn_scalar=20,
+        rms_norm_eps=1e-6,
+        sliding_window=8,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        tie_word_embeddings=True,
+    )
+    del config["hidden_act"], config["rope_theta"]
+    return {**config, **changes}
+
+
+# As files before transformers 5 have it, and as it writes it.
+GEMMA3_OLD = gemma3_config(
+    rope_theta=1000000.0, rope_local_base_freq=10000.0, rope_scaling={"rope_type": "linear", "factor": 8.0}
+)
+GEMMA3_NEW = gemma3_config(
+    num_key_value_heads=1,
+    rope_parameters={
+        "full_attention": {"rope_type": "default", "rope_theta": 1000000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    },
+)
+
 MODELS = {
     "llama-tied": (llama_config(num_hidden_layers=3, tie_word_embeddings=True), torch.float32, 1),
     "llama-rope3": (llama_config(vocab_size=333, rope_scaling=LLAMA3_ROPE), torch.float32, 1),
@@ -133,6 +166,8 @@ MODELS = {
     "llama-bf16": (llama_config(tie_word_embeddings=True), torch.bfloat16, 1),
     "qwen2-f16": (qwen_config(2), torch.float16, 1),
     "llama-sharded": (llama_config(), torch.float32, 3),
+    "gemma3": (GEMMA3_OLD, torch.float32, 1),
+    "gemma3-bf16": (GEMMA3_NEW, torch.bfloat16, 1),
 }
 
 
@@ -145,10 +180,17 @@ def random_tensors(config, generator):
     def weight(*shape, std):
         return torch.randn(shape, generator=generator) * std
 
+    is_gemma = config["model_type"].startswith("gemma")
+
     def norm(size):
-        return 1 + 0.2 * torch.randn(size, generator=generator)
+        # Gemma stores what is added to 1.
+        return (0 if is_gemma else 1) + 0.2 * torch.randn(size, generator=generator)
 
     tensors = {"model.embed_tokens.weight": weight(vocab, hidden, std=0.3), "model.norm.weight": norm(hidden)}
+    if is_gemma:
+        # Embeddings are multiplied with 8 and are the head, too: smaller, or each token would only say itself.
+        tensors["model.embed_tokens.weight"] /= 6
+        tensors["model.norm.weight"] += 4
     if not config["tie_word_embeddings"]:
         tensors["lm_head.weight"] = weight(vocab, hidden, std=0.3)
     for layer in range(config["num_hidden_layers"]):
@@ -168,7 +210,11 @@ def random_tensors(config, generator):
                 tensors[f"{at}{name}.bias"] = weight(shape[0], std=0.5)
         tensors[f"{at}input_layernorm.weight"] = norm(hidden)
         tensors[f"{at}post_attention_layernorm.weight"] = norm(hidden)
-        if config["model_type"] == "qwen3":
+        if is_gemma:
+            tensors[f"{at}post_attention_layernorm.weight"] += 2
+            tensors[f"{at}pre_feedforward_layernorm.weight"] = norm(hidden)
+            tensors[f"{at}post_feedforward_layernorm.weight"] = 2 + norm(hidden)
+        if config["model_type"] in ("qwen3", "gemma3_text"):
             tensors[f"{at}self_attn.q_norm.weight"] = norm(head_dim)
             tensors[f"{at}self_attn.k_norm.weight"] = norm(head_dim)
     return tensors
@@ -266,6 +312,10 @@ def adapters_of(model):
         return {**standard_adapters(), "prefix": direct["prefix"]}
     if model == "qwen2-bias":
         return direct
+    if model == "gemma3":
+        chosen = ["rank4-attention", "rank16-all-linear", "rank16-rslora", "patterns", "some-layers"]
+        standard = standard_adapters()
+        return {**{name: standard[name] for name in chosen}, "ia3": direct["ia3"], "prefix": direct["prefix"]}
     if model == "mistral-window":
         return {"prefix": direct["prefix"]}
     if model == "llama-rope3":
@@ -361,10 +411,13 @@ def report(name, adapter, cases, base):
     print(f"{name:16} {adapter or 'base':20} {about}")
 
 
-def tiny():
-    """Every tiny model with its adapters."""
+def tiny(only):
+    """Every tiny model with its adapters, or those whose names begin as `only` says; the index is of all."""
     index = {"models": [], "refused": []}
     for seed, (name, (config, dtype, shards)) in enumerate(MODELS.items()):
+        if not name.startswith(only):
+            index["models"].append({"name": name, "adapters": list(adapters_of(name))})
+            continue
         folder = HERE / "models" / name
         write_model(folder, config, dtype, shards, seed)
         cases = write_expected(read_model(folder), config["vocab_size"], name, None)
@@ -378,9 +431,11 @@ def tiny():
             report(name, adapter, cases, read_model(folder))
         index["models"].append({"name": name, "adapters": list(adapters_of(name))})
     for name, (model, because, lora_config) in REFUSED.items():
+        index["refused"].append({"name": name, "model": model, "because": because})
+        if not model.startswith(only):
+            continue
         base = read_model(HERE / "models" / model)
         write_adapter(HERE / "adapters/refused" / name, base, lora_config, torch.float32, 7, name == "head-copy")
-        index["refused"].append({"name": name, "model": model, "because": because})
     write_json(HERE / "index.json", index)
 
 
@@ -440,6 +495,39 @@ def real(gguf, adapters):
             base = model.unload()
 
 
+TEXTS = ["The capital of France is", "Once upon a time, in a small village by the sea,", "1, 2, 3, 4, 5,"]
+GEMMA_PROBES = [0, 1, 2, 106, 107, 108, 236743, 1000, 5000, 20000, 50000, 100000, 150000, 200000, 250000, 262143]
+
+
+def gemma(gguf):
+    """The base model Gemma 3 270M, from its dequantized GGUF file; more tokens in one of the texts than its window has."""
+    source = {"gguf_file": gguf.name}
+    model = AutoModelForCausalLM.from_pretrained(
+        gguf.parent, **source, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, **source)
+    cases = []
+    for text in [*TEXTS, " ".join(f"Line {i}: the river is {i * i % 89} metres deep." for i in range(45))]:
+        prompt = tokenizer(text).input_ids
+        logits, tokens, margins = greedy(model, prompt)
+        top = torch.topk(logits, 32)
+        cases.append(
+            {
+                "text": text,
+                "prompt": prompt,
+                "top": [[int(i), v] for i, v in zip(top.indices, short(top.values))],
+                "probes": short(logits[GEMMA_PROBES]),
+                "greedy": tokens,
+                "margins": short(margins),
+                "greedy_text": tokenizer.decode(tokens),
+            }
+        )
+        print(f"{len(prompt):4} tokens, margin {min(margins):.4f} {cases[-1]['greedy_text']!r}")
+    sha256 = hashlib.sha256(gguf.read_bytes()).hexdigest()
+    golden = {"model": gguf.name, "sha256": sha256, "adapter": None, "probe_ids": GEMMA_PROBES, "cases": cases}
+    write_json(HERE / "expected/gemma3-270m-q4_k_m/base.json", golden)
+
+
 def named_folder(text):
     """`NAME=DIR` of the command line."""
     name, _, folder = text.partition("=")
@@ -450,14 +538,19 @@ def main():
     """Parses the command line and runs one command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("tiny")
+    command = commands.add_parser("tiny")
+    command.add_argument("--only", default="", metavar="BEGINNING")
     command = commands.add_parser("real")
     command.add_argument("--gguf", type=Path, required=True)
     command.add_argument("--adapter", type=named_folder, action="append", default=[], metavar="NAME=DIR")
+    command = commands.add_parser("gemma")
+    command.add_argument("--gguf", type=Path, required=True)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.command == "tiny":
-        tiny()
+        tiny(arguments.only)
+    elif arguments.command == "gemma":
+        gemma(arguments.gguf)
     else:
         real(arguments.gguf, arguments.adapter)
 

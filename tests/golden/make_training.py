@@ -108,7 +108,7 @@ def tensors_distance(these, those):
 
 # --- Tiny models -------------------------------------------------------------------------------------------------
 
-MODELS = ["llama-tied", "llama-rope3", "mistral-window", "qwen2-bias", "qwen3-qknorm"]
+MODELS = ["llama-tied", "llama-rope3", "mistral-window", "qwen2-bias", "qwen3-qknorm", "gemma3"]
 ADAMW = {"lr": 0.01, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01, "max_grad_norm": 1.0}
 # How far an f32 run may end from the f64 run, in parts of a tensor's largest value: the first steps of AdamW go by the
 # sign of a gradient, and where that is lost in rounding, no implementation can be right.
@@ -236,9 +236,11 @@ def tiny_case(name, method, seed):
     print(f"{name:15} {method:9} {about} f32 off by", " ".join(f"{k} {v:.0e}" for k, v in f32_distance.items()))
 
 
-def tiny():
-    """Every method on every model."""
+def tiny(only):
+    """Every method on every model whose name begins so."""
     for nth, name in enumerate(MODELS):
+        if not name.startswith(only):
+            continue
         for mth, method in enumerate(methods()):
             tiny_case(name, method, 1 + 10 * nth + mth)
 
@@ -320,13 +322,13 @@ def main():
     """Parses the command line and runs one command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("tiny")
+    commands.add_parser("tiny").add_argument("--only", default="", metavar="BEGINNING")
     commands.add_parser("formulas")
     commands.add_parser("real").add_argument("--gguf", type=Path, required=True)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.command == "tiny":
-        tiny()
+        tiny(arguments.only)
     elif arguments.command == "formulas":
         formulas()
     else:

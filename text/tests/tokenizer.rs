@@ -3,8 +3,9 @@
 
 mod support;
 
-use std::sync::Arc;
+use std::{path::Path, sync::Arc};
 
+use files::gguf::GgufFile;
 use rustix::time::{ClockId, clock_gettime};
 use support::{byte_level, golden, ids, sentencepiece, smollm2, strings};
 use text::{
@@ -317,4 +318,21 @@ fn a_mark_is_a_character_that_nobody_sent() {
     assert_eq!(tokenizer.mark_absent_from(&[sent]), Some('\u{F0002}'));
     let all: String = ('\u{F0000}'..='\u{F00FF}').collect();
     assert_eq!(tokenizer.mark_absent_from(&[&all]), None);
+}
+
+/// Gemma 3 270M, beside the model of the other tests: `scripts/fetch-model gemma` puts it there.
+#[test]
+fn gemma_gives_the_ids_that_transformers_gives() {
+    let smollm2 = smollm2();
+    let path = smollm2.path().with_file_name("gemma-3-270m-q4_k_m.gguf");
+    assert!(path.exists(), "{} is missing; run ./scripts/fetch-model gemma", path.display());
+    let tokenizer = Tokenizer::from_gguf(&GgufFile::open(&path).unwrap()).unwrap();
+    let golden =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/expected/gemma3-270m-q4_k_m/base.json");
+    let golden: serde_json::Value = serde_json::from_slice(&std::fs::read(golden).unwrap()).unwrap();
+    for case in golden["cases"].as_array().unwrap() {
+        let text = case["text"].as_str().unwrap();
+        let ids = tokenizer.encode(text, AddSpecial::Yes, ParseSpecial::No).unwrap();
+        assert_eq!(serde_json::json!(ids), case["prompt"], "{text:?}");
+    }
 }

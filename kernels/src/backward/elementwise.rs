@@ -1,7 +1,7 @@
 //! Gradients of norms, rotary embedding and gating.
 
 use crate::{
-    elementwise::{Heads, Norm, for_row_ranges},
+    elementwise::{Gate, Heads, Norm, for_row_ranges},
     isa::Isa,
     pool::Pool,
     simd::{Kernel, LANES, Simd},
@@ -112,14 +112,15 @@ impl NormRow {
     }
 }
 
-/// The gradient at `[gate | up]` of `g`, that at `silu(gate) * up`; `gradient` is `[rows, 2 * width]`.
+/// The gradient at `[gate | up]` of `g`, that at `gate * sigmoid(z(gate)) * up`; `gradient` is `[rows, 2 * width]`.
 ///
 /// # Panics
 ///
 /// If the shapes do not fit together.
-pub fn silu_mul_gradient(
+pub fn gate_mul_gradient(
     pool: &mut Pool,
     isa: Isa,
+    gate: Gate,
     gate_up: &[f32],
     g: &[f32],
     width: usize,
@@ -128,7 +129,8 @@ pub fn silu_mul_gradient(
     assert!(g.len().is_multiple_of(width), "whole rows");
     assert_eq!(gate_up.len(), 2 * g.len(), "two inputs an output");
     assert_eq!(gradient.len(), gate_up.len(), "a gradient for each input");
-    let job = SiluMulGradient {
+    let job = GateMulGradient {
+        gate,
         gate_up: gate_up.as_ptr(),
         g: g.as_ptr(),
         width,
@@ -139,7 +141,8 @@ pub fn silu_mul_gradient(
 }
 
 #[derive(Clone, Copy)]
-struct SiluMulGradient {
+struct GateMulGradient {
+    gate: Gate,
     gate_up: *const f32,
     g: *const f32,
     width: usize,
@@ -147,15 +150,15 @@ struct SiluMulGradient {
     rows: (usize, usize),
 }
 // SAFETY: threads are given disjoint ranges of rows of buffers that outlive the parallel region.
-unsafe impl Sync for SiluMulGradient {}
+unsafe impl Sync for GateMulGradient {}
 
-impl SiluMulGradient {
+impl GateMulGradient {
     fn over(&self, from: usize, to: usize) -> Self {
         Self { rows: (from, to), ..*self }
     }
 }
 
-impl Kernel for SiluMulGradient {
+impl Kernel for GateMulGradient {
     type Output = ();
 
     #[inline(always)]
@@ -165,17 +168,19 @@ impl Kernel for SiluMulGradient {
             for c in (0..self.width).step_by(LANES) {
                 let n = LANES.min(self.width - c);
                 let (gate_at, up_at) = (2 * row * self.width + c, (2 * row + 1) * self.width + c);
-                // SAFETY: `silu_mul_gradient` has checked the sizes; the row is this thread's alone.
+                // SAFETY: `gate_mul_gradient` has checked the sizes; the row is this thread's alone.
                 unsafe {
                     let gate = S::load_head(self.gate_up.add(gate_at), n);
                     let up = S::load_head(self.gate_up.add(up_at), n);
                     let g = S::load_head(self.g.add(row * self.width + c), n);
-                    let sigmoid = S::div(one, S::add(one, S::exp(S::sub(zero, gate))));
-                    let silu = S::mul(gate, sigmoid);
-                    // silu' = sigmoid + silu (1 - sigmoid)
-                    let slope = S::fma(silu, S::sub(one, sigmoid), sigmoid);
+                    let argument = self.gate.argument::<S>(gate);
+                    let sigmoid = S::div(one, S::add(one, S::exp(S::sub(zero, argument))));
+                    let open = S::mul(gate, sigmoid);
+                    // (x sigmoid(z))' = sigmoid + x sigmoid (1 - sigmoid) z'
+                    let closing = S::mul(S::sub(one, sigmoid), self.gate.slope::<S>(gate));
+                    let slope = S::fma(open, closing, sigmoid);
                     S::store_head(self.gradient.add(gate_at), S::mul(S::mul(g, up), slope), n);
-                    S::store_head(self.gradient.add(up_at), S::mul(g, silu), n);
+                    S::store_head(self.gradient.add(up_at), S::mul(g, open), n);
                 }
             }
         }

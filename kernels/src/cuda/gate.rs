@@ -5,11 +5,12 @@ use super::{
     launch::{Arg, Shape, by_kind, count, launch},
     norm::is_packs,
 };
+use crate::elementwise::Gate;
 
 /// Threads of a block: `THREADS` of `gate.cu`.
 const THREADS: u32 = 256;
 
-/// `out = silu(gate) * up` for rows `[gate | up]` of twice `out`'s width.
+/// `out = gate * sigmoid(z(gate)) * up` for rows `[gate | up]` of twice `out`'s width.
 ///
 /// # Errors
 ///
@@ -18,15 +19,18 @@ const THREADS: u32 = 256;
 /// # Panics
 ///
 /// If the shapes or kinds do not fit together.
-pub fn silu_mul(stream: &Stream, gate_up: &Matrix, out: &mut Matrix) -> Result<(), CudaError> {
+pub fn gate_mul(stream: &Stream, gate: Gate, gate_up: &Matrix, out: &mut Matrix) -> Result<(), CudaError> {
     let (rows, width, kind) = (out.rows(), out.width(), out.kind());
     assert!(gate_up.rows() == rows && gate_up.width() == 2 * width, "two inputs an output");
     assert_eq!(gate_up.kind(), kind, "inputs and outputs of one kind");
-    let (kernel, each) = if is_packs(width, kind) {
-        (by_kind!("silu_mul", kind), 16 / kind.bytes())
-    } else {
-        (by_kind!("silu_mul_plain", kind), 1)
+    let is_packs = is_packs(width, kind);
+    let kernel = match (gate, is_packs) {
+        (Gate::Silu, true) => by_kind!("silu_mul", kind),
+        (Gate::Silu, false) => by_kind!("silu_mul_plain", kind),
+        (Gate::GeluTanh, true) => by_kind!("gelu_mul", kind),
+        (Gate::GeluTanh, false) => by_kind!("gelu_mul_plain", kind),
     };
+    let each = if is_packs { 16 / kind.bytes() } else { 1 };
     let arguments = [
         Arg::Ptr(gate_up.address()),
         Arg::Ptr(out.address()),

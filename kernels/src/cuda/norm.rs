@@ -62,6 +62,25 @@ pub fn add_norm(
     unsafe { launch(stream, kernel, Shape::line(rows, THREADS), &arguments) }
 }
 
+/// `x = x / rms(x) * weight` for rows of `weight.len()`.
+///
+/// # Errors
+///
+/// The device is lost.
+///
+/// # Panics
+///
+/// If these are not rows of that width.
+pub fn norm_in_place(stream: &Stream, x: &mut Matrix, norm: Norm<'_>) -> Result<(), CudaError> {
+    let width = norm.weight.len();
+    assert_eq!(x.width(), width, "a weight a feature");
+    let arguments =
+        [Arg::Ptr(x.address()), Arg::Ptr(norm.weight.address()), Arg::F32(norm.eps), Arg::U32(count(width))];
+    // SAFETY: 1. The kernel is declared with these arguments. 2. The matrix has rows of `width`, one a block; the weight
+    // has `width` numbers. 3. What it writes is borrowed exclusively.
+    unsafe { launch(stream, by_kind!("norm_in_place", x.kind()), Shape::line(x.rows(), THREADS), &arguments) }
+}
+
 /// True if rows of `width` numbers of `kind` are whole packs of 16 bytes, as wide loads need them.
 pub(super) fn is_packs(width: usize, kind: NumberKind) -> bool {
     (width * kind.bytes()).is_multiple_of(16)

@@ -9,8 +9,8 @@ use crate::attention::{MAX_HEAD_DIM, QkvLayout};
 /// Warps, and heads, of a block: `WARPS` of `rope.cu`.
 const WARPS: usize = 8;
 
-/// Norms the heads of queries and keys where there is a norm, rotates them in place, and scales queries by
-/// `1 / sqrt(head_dim)`: `(a, b) -> (a cos - b sin, b cos + a sin)` for the halves `a`, `b` of a head, by the angles
+/// Norms the heads of queries and keys where there is a norm, rotates them in place, and multiplies queries
+/// with `query_scale`: `(a, b) -> (a cos - b sin, b cos + a sin)` for the halves `a`, `b` of a head, by the angles
 /// `positions[row] * frequencies[i]`.
 ///
 /// `positions` has one a row, in its sequence; `frequencies` has `head_dim / 2`, in radians a position.
@@ -22,6 +22,7 @@ const WARPS: usize = 8;
 /// # Panics
 ///
 /// If the shapes do not fit together.
+#[allow(clippy::too_many_arguments, reason = "one operation; its operands are what they are")]
 pub fn rotate(
     stream: &Stream,
     qkv: &mut Matrix,
@@ -30,6 +31,7 @@ pub fn rotate(
     frequencies: &DeviceVec<f32>,
     query_norm: Option<Norm<'_>>,
     key_norm: Option<Norm<'_>>,
+    query_scale: f32,
 ) -> Result<(), CudaError> {
     let QkvLayout { heads, kv_heads, head_dim } = layout;
     assert_eq!(qkv.width(), layout.stride(), "rows of queries, keys and values");
@@ -49,7 +51,7 @@ pub fn rotate(
         eps(query_norm),
         weight(key_norm),
         eps(key_norm),
-        Arg::F32(1.0 / (head_dim as f32).sqrt()),
+        Arg::F32(query_scale),
         Arg::U32(count(heads)),
         Arg::U32(count(kv_heads)),
         Arg::U32(count(head_dim)),

@@ -1,6 +1,6 @@
 //! The gate of a feed-forward block.
 
-use kernels::{cuda::gate::silu_mul, lora::NumberKind, reference};
+use kernels::{cuda::gate::gate_mul, elementwise::Gate, lora::NumberKind, reference};
 
 use crate::support::{KINDS, Random, assert_close, epsilon, matrix, rounded, stream, unwritten};
 
@@ -8,18 +8,21 @@ use crate::support::{KINDS, Random, assert_close, epsilon, matrix, rounded, stre
 fn the_gate_is_that_of_the_reference_for_every_kind_and_width() {
     let Some(stream) = stream() else { return };
     let mut random = Random::new(1);
-    for kind in KINDS {
+    let gates: [(Gate, fn(f32, f32) -> f32); 2] =
+        [(Gate::Silu, reference::silu_mul), (Gate::GeluTanh, reference::gelu_mul)];
+    for (kind, (gate, plain)) in KINDS.into_iter().flat_map(|kind| gates.map(|gate| (kind, gate))) {
         for (rows, width) in [(1, 1536), (3, 1536), (5, 11), (1, 1), (2, 4), (33, 264)] {
             let values: Vec<f32> = random.normals(2 * rows * width).iter().map(|value| 5.0 * value).collect();
             let gate_up = rounded(kind, &values);
-            let gated = |row: &[f32]| -> Vec<f32> {
-                (0..width).map(|c| reference::silu_mul(row[c], row[width + c])).collect()
-            };
+            let gated =
+                |row: &[f32]| -> Vec<f32> { (0..width).map(|c| plain(row[c], row[width + c])).collect() };
             let want: Vec<f32> = gate_up.chunks(2 * width).flat_map(gated).collect();
             let mut out = unwritten(&stream, kind, rows, width);
-            silu_mul(&stream, &matrix(&stream, kind, 2 * width, &gate_up), &mut out).unwrap();
-            let what = format!("{kind:?} {rows}x{width}");
-            assert_close(&what, &out.to_vec(&stream).unwrap(), &want, 1e-6 + epsilon(kind));
+            gate_mul(&stream, gate, &matrix(&stream, kind, 2 * width, &gate_up), &mut out).unwrap();
+            let what = format!("{gate:?} {kind:?} {rows}x{width}");
+            // A polynomial is rounded before its exponential is taken.
+            let rounded = if gate == Gate::Silu { 1e-6 } else { 1e-5 };
+            assert_close(&what, &out.to_vec(&stream).unwrap(), &want, rounded + epsilon(kind));
         }
     }
 }
@@ -27,8 +30,10 @@ fn the_gate_is_that_of_the_reference_for_every_kind_and_width() {
 #[test]
 fn gates_far_from_zero_are_closed_or_open() {
     let Some(stream) = stream() else { return };
-    let mut out = unwritten(&stream, NumberKind::F32, 1, 4);
-    let gate_up = [-1e30, -200.0, 200.0, 1e30, 3.0, 3.0, 3.0, 1.0];
-    silu_mul(&stream, &matrix(&stream, NumberKind::F32, 8, &gate_up), &mut out).unwrap();
-    assert_eq!(out.to_vec(&stream).unwrap(), [0.0, 0.0, 600.0, 1e30]);
+    for gate in [Gate::Silu, Gate::GeluTanh] {
+        let mut out = unwritten(&stream, NumberKind::F32, 1, 4);
+        let gate_up = [-1e30, -200.0, 200.0, 1e30, 3.0, 3.0, 3.0, 1.0];
+        gate_mul(&stream, gate, &matrix(&stream, NumberKind::F32, 8, &gate_up), &mut out).unwrap();
+        assert_eq!(out.to_vec(&stream).unwrap(), [0.0, 0.0, 600.0, 1e30], "{gate:?}");
+    }
 }

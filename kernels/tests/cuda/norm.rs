@@ -1,7 +1,10 @@
 //! The norm of the residual stream.
 
 use kernels::{
-    cuda::{DeviceVec, Graph, Norm, Replay, Stream, norm::add_norm},
+    cuda::{
+        DeviceVec, Graph, Norm, Replay, Stream,
+        norm::{add_norm, norm_in_place},
+    },
     lora::NumberKind,
     reference::rms_norm,
 };
@@ -35,6 +38,11 @@ fn check(stream: &Stream, kind: NumberKind, rows: usize, width: usize, random: &
         let what = format!("{kind:?} {rows}x{width}");
         assert_close(&what, &out.to_vec(stream).unwrap(), &want, 1e-6 + epsilon(kind));
     }
+    let mut here = matrix(stream, kind, width, &update);
+    norm_in_place(stream, &mut here, norm).unwrap();
+    let (_, want) = wanted(&update, None, &weight);
+    let what = format!("{kind:?} {rows}x{width} in place");
+    assert_close(&what, &here.to_vec(stream).unwrap(), &want, 1e-6 + epsilon(kind));
 }
 
 #[test]

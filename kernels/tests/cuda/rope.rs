@@ -18,6 +18,10 @@ fn frequencies(head_dim: usize) -> Vec<f32> {
     (0..head_dim / 2).map(|i| 1.0 / 10_000f32.powf(2.0 * i as f32 / head_dim as f32)).collect()
 }
 
+fn scale(layout: QkvLayout) -> f32 {
+    1.0 / (layout.head_dim as f32).sqrt()
+}
+
 /// One head, turned in 64 bits; the angle alone is rounded to 32 bits before its sine is taken, as models do.
 fn turned(head: &[f32], position: u32, frequencies: &[f32], weight: Option<&[f32]>, scale: f64) -> Vec<f32> {
     let normed = weight.map_or_else(|| head.to_vec(), |weight| rms_norm(head, weight, EPS));
@@ -61,8 +65,17 @@ fn check(stream: &Stream, kind: NumberKind, layout: QkvLayout, positions: &[u32]
     for weights in [None, Some((&query[..], &key[..]))] {
         let norm = |weight| weights.map(|_| Norm { weight, eps: EPS });
         let mut got = matrix(stream, kind, layout.stride(), &qkv);
-        rotate(stream, &mut got, layout, &rows, &frequencies, norm(&query_weight), norm(&key_weight))
-            .unwrap();
+        rotate(
+            stream,
+            &mut got,
+            layout,
+            &rows,
+            &frequencies,
+            norm(&query_weight),
+            norm(&key_weight),
+            scale(layout),
+        )
+        .unwrap();
         let want = wanted(&qkv, layout, positions, weights);
         assert_close(
             &format!("{kind:?} {layout:?}"),
@@ -102,7 +115,7 @@ fn values_are_left_alone() {
     let mut qkv = matrix(&stream, NumberKind::F32, 24, &[1.0; 24]);
     let positions = DeviceVec::from_slice(&stream, &[3]).unwrap();
     let frequencies = DeviceVec::from_slice(&stream, &frequencies(8)).unwrap();
-    rotate(&stream, &mut qkv, layout, &positions, &frequencies, None, None).unwrap();
+    rotate(&stream, &mut qkv, layout, &positions, &frequencies, None, None, scale(layout)).unwrap();
     let got = qkv.to_vec(&stream).unwrap();
     assert_eq!(got[16..], [1.0; 8]);
     assert!(got[..16].iter().all(|&value| value != 1.0), "queries and keys are turned");

@@ -6,11 +6,11 @@ use kernels::{
     attention::{KvPrecision, QkvLayout},
     backward::{
         attention::{Attended, SequenceRows, attention_gradient},
-        elementwise::{norm_gradient, rotate_gradient, silu_mul_gradient},
+        elementwise::{gate_mul_gradient, norm_gradient, rotate_gradient},
         lora::{FactorGradients, Factors, LoraRoom, Reached, lora_gradients},
         softmax::{LogProbability, log_probability_gradients},
     },
-    elementwise::{Heads, Norm},
+    elementwise::{Gate, Heads, Norm},
 };
 
 use crate::support::{assert_close, bits, floats, pool, random};
@@ -61,18 +61,25 @@ fn a_gates_gradient_is_what_the_gate_changes_by() {
     for width in [1, 16, 21] {
         let random = &mut random(width as u64);
         let (x, g) = (floats(random, 4 * width), floats(random, 2 * width));
-        let silu_mul = |x: &[f64]| -> Vec<f64> {
-            let row = |x: &[f64]| {
-                let (gate, up) = x.split_at(width);
-                gate.iter().zip(up).map(|(gate, up)| gate / (1.0 + (-gate).exp()) * up).collect::<Vec<_>>()
+        for gate in [Gate::Silu, Gate::GeluTanh] {
+            let argument = |x: f64| match gate {
+                Gate::Silu => x,
+                Gate::GeluTanh => 2.0 * (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3)),
             };
-            x.chunks(2 * width).flat_map(row).collect()
-        };
-        let wanted = differences(&x, &g, silu_mul);
-        for isa in Isa::available() {
-            let mut gradient = vec![f32::NAN; x.len()];
-            silu_mul_gradient(&mut pool(2), isa, &x, &g, width, &mut gradient);
-            assert_close(&gradient, &wanted, 1e-5, &format!("{isa:?}, width {width}"));
+            let mul = |x: &[f64]| -> Vec<f64> {
+                let row = |x: &[f64]| {
+                    let (gates, up) = x.split_at(width);
+                    let open = |(gate, up): (&f64, &f64)| gate / (1.0 + (-argument(*gate)).exp()) * up;
+                    gates.iter().zip(up).map(open).collect::<Vec<_>>()
+                };
+                x.chunks(2 * width).flat_map(row).collect()
+            };
+            let wanted = differences(&x, &g, mul);
+            for isa in Isa::available() {
+                let mut gradient = vec![f32::NAN; x.len()];
+                gate_mul_gradient(&mut pool(2), isa, gate, &x, &g, width, &mut gradient);
+                assert_close(&gradient, &wanted, 1e-5, &format!("{isa:?}, {gate:?}, width {width}"));
+            }
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use kernels::{
     Isa, Pool,
-    elementwise::{Heads, Norm, add_norm, rotate, silu_mul},
+    elementwise::{Gate, Heads, Norm, add_norm, gate_mul, norm_in_place, rotate},
     reference,
 };
 use rand::Rng;
@@ -61,6 +61,10 @@ fn a_norm_of_zeroes_is_zero() {
     }
 }
 
+/// What gates there are, and their plain forms.
+const GATES: [(Gate, fn(f32, f32) -> f32); 2] =
+    [(Gate::Silu, reference::silu_mul), (Gate::GeluTanh, reference::gelu_mul)];
+
 #[test]
 fn gating_follows_the_plain_form_also_far_from_zero() {
     for width in WIDTHS {
@@ -70,20 +74,47 @@ fn gating_follows_the_plain_form_also_far_from_zero() {
             *gate *= random.random_range(0.0f32..2.0).exp2().powi(6);
         }
         gate_up[0] = -200.0;
-        for isa in Isa::available() {
+        for (isa, gate) in Isa::available().into_iter().flat_map(|isa| GATES.map(|gate| (isa, gate))) {
             let mut out = vec![f32::NAN; 3 * width];
-            silu_mul(&mut pool(1), isa, &gate_up, width, &mut out);
+            gate_mul(&mut pool(1), isa, gate.0, &gate_up, width, &mut out);
             for (row, out) in gate_up.chunks(2 * width).zip(out.chunks(width)) {
                 for (i, &got) in out.iter().enumerate() {
-                    let (gate, up) = (row[i], row[width + i]);
-                    let wanted = reference::silu_mul(gate, up);
-                    let tolerance = 1e-6 * wanted.abs() + 1e-30;
+                    let (opened, up) = (row[i], row[width + i]);
+                    let wanted = gate.1(opened, up);
+                    // What is nearly closed is a rounded argument's exponential.
+                    let tolerance = 1e-6 * wanted.abs() + if gate.0 == Gate::Silu { 1e-30 } else { 1e-6 };
                     assert!(
                         (got - wanted).abs() <= tolerance,
-                        "{isa:?}: silu({gate}) * {up} is {got}, not {wanted}"
+                        "{isa:?}: {gate:?} of {opened} * {up} is {got}, not {wanted}"
                     );
                 }
             }
+        }
+    }
+}
+
+#[test]
+fn a_gelu_gate_is_closed_or_open_far_from_zero() {
+    for isa in Isa::available() {
+        let mut out = [f32::NAN; 4];
+        let gate_up = [-1e30, -200.0, 200.0, 1e30, 3.0, 3.0, 3.0, 1.0];
+        gate_mul(&mut pool(1), isa, Gate::GeluTanh, &gate_up, 4, &mut out);
+        assert!(out[0].abs() < 1e-6 && out[1].abs() < 1e-6, "{isa:?}: {out:?}");
+        assert_eq!(out[2..], [600.0, 1e30], "{isa:?}");
+    }
+}
+
+#[test]
+fn a_norm_in_place_has_the_bits_of_one_to_somewhere_else() {
+    for width in WIDTHS {
+        let random = &mut random(width as u64);
+        let (x, weight) = (floats(random, 11 * width), floats(random, width));
+        let norm = Norm { weight: &weight, eps: EPS };
+        for isa in Isa::available() {
+            let (mut here, mut there) = (x.clone(), vec![f32::NAN; x.len()]);
+            norm_in_place(&mut pool(2), isa, &mut here, norm);
+            add_norm(&mut pool(1), isa, &mut x.clone(), None, norm, &mut there);
+            assert_eq!(bits(&here), bits(&there), "{isa:?}, width {width}");
         }
     }
 }
@@ -196,7 +227,14 @@ fn a_row_of_many_has_the_bits_it_has_alone_whatever_works_on_it() {
     };
     let gated = |pool: &mut Pool, isa, rows: std::ops::Range<usize>| {
         let mut out = vec![0.0; rows.len() * width];
-        silu_mul(pool, isa, &gate_up[2 * width * rows.start..2 * width * rows.end], width, &mut out);
+        gate_mul(
+            pool,
+            isa,
+            Gate::GeluTanh,
+            &gate_up[2 * width * rows.start..2 * width * rows.end],
+            width,
+            &mut out,
+        );
         bits(&out)
     };
     for isa in Isa::available() {

@@ -165,7 +165,7 @@ impl<B: ReverseLayers<Compute>> Head<'_, B> {
         let deltas = BatchDeltas::new(&self.model.config, None, self.deltas, &found);
         let dropping = Dropping { dropouts: self.dropouts, method: self.method, config: &self.model.config };
         // Of the head nothing needs to be noted.
-        let mut deltas = NotingDeltas { deltas, dropping, notes: &RefCell::default() };
+        let mut deltas = NotingDeltas { model: self.model, deltas, dropping, notes: &RefCell::default() };
         let parts = (&mut *self.base, &mut deltas);
         run_head(self.model, parts, self.device, self.scratch, targets.len(), &mut room.logits)?;
         let (logits, vocabulary) = (&room.logits, self.model.config.vocab_size);

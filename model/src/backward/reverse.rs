@@ -3,9 +3,9 @@
 use kernels::{
     backward::{
         attention::{Attended, attention_gradient},
-        elementwise::{norm_gradient, rotate_gradient, silu_mul_gradient},
+        elementwise::{gate_mul_gradient, norm_gradient, rotate_gradient},
     },
-    elementwise::{Norm, add_norm, silu_mul},
+    elementwise::{Norm, add_norm, gate_mul},
 };
 
 use super::{
@@ -30,20 +30,20 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
     }
 
     fn feed_forward(&mut self, layer: usize, notes: &LayerNotes) -> Result<bool, TrainError<B::Error>> {
-        let (hidden, width) = (self.model.config.hidden_size, self.model.config.intermediate_size);
+        let (gate, width) = (self.model.config.traits.gate, self.model.config.intermediate_size);
         let scaled = self.scaled(layer, LinearGroup::GateUp, &notes.gate_up);
         let gate_up = scaled.as_deref().unwrap_or(&notes.gate_up);
         let mut x = std::mem::take(&mut self.room.x);
         x.resize(gate_up.len() / 2, 0.0);
-        silu_mul(&mut self.device.pool, self.device.isa, gate_up, width, &mut x);
-        self.room.outputs_of_residual(hidden);
+        gate_mul(&mut self.device.pool, self.device.isa, gate, gate_up, width, &mut x);
+        self.outputs_of_residual(NormSite::FeedForwardUpdate(layer), &notes.updates[1]);
         let down = self.notes(layer, LinearGroup::Down, &x, &[]);
         let goes_on = self.whole_group(down)?;
         if goes_on {
             let Compute { pool, isa } = &mut *self.device;
             let (outputs, g) = (&mut self.room.outputs, &self.room.inputs);
             outputs.reshape(g.len() / width, 2 * width);
-            silu_mul_gradient(pool, *isa, gate_up, g, width, outputs.values_mut());
+            gate_mul_gradient(pool, *isa, gate, gate_up, g, width, outputs.values_mut());
         }
         let goes_on = goes_on && {
             self.normed(NormSite::FeedForward(layer), &notes.middle, &mut x);
@@ -58,12 +58,12 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
     }
 
     fn attention(&mut self, layer: usize, notes: &LayerNotes) -> Result<bool, TrainError<B::Error>> {
-        self.room.outputs_of_residual(self.model.config.hidden_size);
+        self.outputs_of_residual(NormSite::AttentionUpdate(layer), &notes.updates[0]);
         let o = self.notes(layer, LinearGroup::O, &notes.attended, &[]);
         if !self.whole_group(o)? {
             return Ok(false);
         }
-        self.attended(notes);
+        self.attended(layer, notes);
         self.prefix(layer)?;
         if !self.goes_below(Place::keys_and_values(layer)) {
             return Ok(false);
@@ -78,6 +78,20 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
         }
         self.room.x = x;
         Ok(goes_on)
+    }
+
+    /// Makes the gradient at a block's output that at the residual stream it is added to, back through its norm if it has one.
+    fn outputs_of_residual(&mut self, site: NormSite, update: &[f32]) {
+        let hidden = self.model.config.hidden_size;
+        if !self.model.config.traits.update_norms {
+            return self.room.outputs_of_residual(hidden);
+        }
+        let norm = Norm { weight: self.model.norm(site), eps: self.model.config.norm_eps };
+        let (Compute { pool, isa }, g) = (&mut *self.device, &self.room.residual);
+        let outputs = &mut self.room.outputs;
+        outputs.reshape(g.len() / hidden, hidden);
+        outputs.values_mut().fill(0.0);
+        norm_gradient(pool, *isa, update, g, norm, outputs.values_mut());
     }
 
     /// Back through a group with all rows of the batch: those behind it have their turn at the group's sums then.
@@ -129,13 +143,13 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
     }
 
     /// From the gradient at what attention found, `room.inputs`, to that at `[q | k | v]`, `room.outputs`.
-    fn attended(&mut self, notes: &LayerNotes) {
+    fn attended(&mut self, layer: usize, notes: &LayerNotes) {
         let layout = self.model.qkv_layout();
         let from = Attended {
             qkv: &notes.qkv,
             layout,
             precision: self.precision,
-            window: self.model.config.sliding_window,
+            window: self.model.config.window(layer),
             out: &notes.attended,
         };
         let Compute { pool, isa } = &mut *self.device;
@@ -167,7 +181,7 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
         let scaled = self.scaled(layer, LinearGroup::Qkv, &notes.projected);
         let before = scaled.as_deref().unwrap_or(&notes.projected);
         let (layout, heads) = (self.model.qkv_layout(), Compute::heads(self.model, layer));
-        let (cos, sin) = self.rows.angles();
+        let (cos, sin) = self.rows.angles(self.model.config.reach(layer));
         let Compute { pool, isa } = &mut *self.device;
         let g = self.room.outputs.values_mut();
         rotate_gradient(pool, *isa, g, before, layout.stride(), layout.head_dim, cos, sin, &heads);

@@ -10,7 +10,7 @@ use kernels::{Activations, attention::QkvLayout, backward::attention::SequenceRo
 use super::dropout::{Dropout, Dropping, RowDropouts};
 use crate::{
     cpu::{Compute, RowTable},
-    forward::{Deltas, KvStore, LinearGroup, Scratch},
+    forward::{Deltas, Device as _, Frame, KvStore, LinearGroup, NormSite, Scratch},
 };
 
 /// What is kept of each block.
@@ -38,6 +38,8 @@ pub(super) struct LayerNotes {
     pub(super) middle: Vec<f32>,
     /// `[gate | up]`, before vectors scaled them.
     pub(super) gate_up: Vec<f32>,
+    /// What attention and feed-forward gave, before it was normed; only in models that norm it.
+    pub(super) updates: [Vec<f32>; 2],
 }
 
 impl LayerNotes {
@@ -72,15 +74,34 @@ impl Notes {
     }
 
     /// The residual stream goes on as the next norm will have it.
-    fn go_on(&mut self, layer: usize, group: LinearGroup, update: &[f32]) {
-        if !matches!(group, LinearGroup::O | LinearGroup::Down) {
-            return;
-        }
+    fn go_on(
+        &mut self,
+        device: &mut Compute,
+        model: &Frame,
+        layer: usize,
+        group: LinearGroup,
+        update: &[f32],
+    ) {
+        let (number, site) = match group {
+            LinearGroup::O => (0, NormSite::AttentionUpdate(layer)),
+            LinearGroup::Down => (1, NormSite::FeedForwardUpdate(layer)),
+            _ => return,
+        };
         let notes = &mut self.layers[layer];
         if group == LinearGroup::O {
             notes.residual.clone_from(&self.residual);
         }
-        self.residual.iter_mut().zip(update).for_each(|(residual, update)| *residual += update);
+        let add = |(residual, update): (&mut f32, &f32)| *residual += update;
+        if model.config.traits.update_norms {
+            let mut normed = update.to_vec();
+            device.norm_update(model, site, &mut normed).unwrap_or_else(|never| match never {});
+            self.residual.iter_mut().zip(&normed).for_each(add);
+        } else {
+            self.residual.iter_mut().zip(update).for_each(add);
+        }
+        if self.is_whole && model.config.traits.update_norms {
+            notes.updates[number] = update.to_vec();
+        }
         if group == LinearGroup::O && self.is_whole {
             notes.middle.clone_from(&self.residual);
         }
@@ -89,6 +110,7 @@ impl Notes {
 
 /// Deltas of inputs of which something may be dropped, noting what they are given.
 pub(super) struct NotingDeltas<'a, T> {
+    pub(super) model: &'a Frame,
     pub(super) deltas: T,
     pub(super) dropping: Dropping<'a>,
     pub(super) notes: &'a RefCell<Notes>,
@@ -146,7 +168,7 @@ impl<T: Deltas<Compute>> Deltas<Compute> for NotingDeltas<'_, T> {
         if !notes.before_scales {
             notes.note_outputs(layer, group, out);
         }
-        notes.go_on(layer, group, out);
+        notes.go_on(device, self.model, layer, group, out);
         Ok(())
     }
 }

@@ -30,7 +30,7 @@ use crate::{
         batch::{BatchDeltas, DeltaScratch},
         prepared::PreparedAdapter,
     },
-    forward::{BLOCK_TOKENS, Frame, ReverseLayers, Scratch, SequenceSlice, lay_out, run, run_block},
+    forward::{BLOCK_TOKENS, Frame, ReverseLayers, Scratch, SequenceSlice, embed, lay_out, run, run_block},
     shape::config::ModelConfig,
 };
 
@@ -90,7 +90,7 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
     /// # Errors
     /// There is no memory.
     pub fn new(model: Arc<Frame>, base: B, shape: KvShape, pool: Pool, keep: Keep) -> io::Result<Self> {
-        let kv = PagedKv::new(shape, 0, model.config.sliding_window)?;
+        let kv = PagedKv::new(shape, 0, model.config.windows())?;
         let compute = Compute { pool, isa: Isa::best() };
         Ok(Self {
             model,
@@ -144,7 +144,7 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
             let (deltas, kv) = parts;
             let mut tokens = tape.tokens.iter().flatten().copied();
             let mut residual = vec![0.0; tape.rows() * pass.model.config.hidden_size];
-            base.embed(pass.compute, &mut tokens, &mut residual)?;
+            embed(pass.model, base, pass.compute, &mut tokens, &mut residual)?;
             deltas.notes.borrow_mut().residual = residual;
             run(pass.model, (base, deltas, kv), pass.compute, pass.scratch, batch, &mut Vec::new())
         })?;
@@ -311,7 +311,7 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
         let (deltas, dropouts) =
             (BatchDeltas::new(config, None, &mut self.deltas, &found), &tape.row_dropouts());
         let dropping = Dropping { dropouts, method: &learner.method, config };
-        let mut deltas = NotingDeltas { deltas, dropping, notes: &notes };
+        let mut deltas = NotingDeltas { model: &self.model, deltas, dropping, notes: &notes };
         let mut kv = NotingKv { kv: &mut self.kv, notes: &notes };
         let pass = PassParts { model: &self.model, compute: &mut self.compute, scratch: &mut self.scratch };
         run(pass, &mut self.base, (&mut deltas, &mut kv), &batch).map_err(TrainError::Base)?;
@@ -338,8 +338,8 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
     fn make_room(&mut self, tape: &Tape) -> Result<(), TrainError<B::Error>> {
         let wanted: usize = tape.sequences.iter().map(|rows| rows.count.div_ceil(BLOCK_TOKENS)).sum();
         if self.kv.blocks() < wanted {
-            let window = self.model.config.sliding_window;
-            self.kv = PagedKv::new(self.shape, wanted, window).map_err(TrainError::NoMemory)?;
+            let windows = self.model.config.windows();
+            self.kv = PagedKv::new(self.shape, wanted, windows).map_err(TrainError::NoMemory)?;
         }
         Ok(())
     }

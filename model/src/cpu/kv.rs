@@ -18,16 +18,17 @@ use crate::{
 #[derive(Debug)]
 pub struct PagedKv {
     pool: KvPool,
-    window: Option<usize>,
+    /// Of each layer, how many positions a token sees at most.
+    windows: Vec<Option<usize>>,
 }
 
 impl PagedKv {
-    /// Takes memory for `blocks` blocks. With a `window`, a token sees that many positions at most.
+    /// Takes memory for `blocks` blocks. In a layer with a window, a token sees that many positions at most.
     ///
     /// # Errors
     /// There is no memory for them.
-    pub fn new(shape: KvShape, blocks: usize, window: Option<usize>) -> io::Result<Self> {
-        Ok(Self { pool: KvPool::new(shape, blocks)?, window })
+    pub fn new(shape: KvShape, blocks: usize, windows: Vec<Option<usize>>) -> io::Result<Self> {
+        Ok(Self { pool: KvPool::new(shape, blocks)?, windows })
     }
 
     /// Blocks there are.
@@ -91,7 +92,7 @@ impl KvStore<Compute> for PagedKv {
         out: &mut Activations,
     ) -> Result<(), Infallible> {
         let (rows, Compute { pool, isa }) = (batch.sequences(), device);
-        self.pool.attend(pool, *isa, layer, qkv, layout, &rows, self.window, out.values_mut());
+        self.pool.attend(pool, *isa, layer, qkv, layout, &rows, self.windows[layer], out.values_mut());
         Ok(())
     }
 }

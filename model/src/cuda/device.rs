@@ -7,15 +7,18 @@ use kernels::{
     cuda::{
         BlockMemory, CudaError, DeviceVec, Matrix, Stream,
         attention::RowTable,
-        gate::silu_mul,
-        norm::{Norm, add_norm},
+        gate::gate_mul,
+        norm::{Norm, add_norm, norm_in_place},
         rope::rotate,
-        rows::gather,
+        rows::{gather, scale_columns},
     },
     lora::NumberKind,
 };
 
-use crate::forward::{Device, Frame, NormSite, Norms, Room, Scratch};
+use crate::{
+    forward::{Device, Frame, NormSite, Norms, Room, Scratch},
+    shape::config::Reach,
+};
 
 /// Whether a pass writes the tables of its batch, or finds them written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,7 +39,10 @@ pub struct CudaDevice {
     /// Blocks that the batches' tables point into.
     pool: Arc<BlockMemory>,
     norms: DeviceNorms,
-    frequencies: DeviceVec<f32>,
+    /// Of layers that see everything, and of those with a window.
+    frequencies: [DeviceVec<f32>; 2],
+    /// What embeddings are multiplied with, for each feature.
+    embedding_scale: Option<DeviceVec<f32>>,
     pub(super) tables: Tables,
     /// The batch's tokens.
     tokens: DeviceVec<u32>,
@@ -51,6 +57,8 @@ pub struct CudaDevice {
 struct DeviceNorms {
     attention: Vec<DeviceVec<f32>>,
     feed_forward: Vec<DeviceVec<f32>>,
+    attention_update: Vec<DeviceVec<f32>>,
+    feed_forward_update: Vec<DeviceVec<f32>>,
     query: Vec<DeviceVec<f32>>,
     key: Vec<DeviceVec<f32>>,
     output: DeviceVec<f32>,
@@ -64,6 +72,8 @@ impl DeviceNorms {
         Ok(Self {
             attention: all(&norms.attention)?,
             feed_forward: all(&norms.feed_forward)?,
+            attention_update: all(&norms.attention_update)?,
+            feed_forward_update: all(&norms.feed_forward_update)?,
             query: all(&norms.query)?,
             key: all(&norms.key)?,
             output: DeviceVec::from_slice(stream, &norms.output)?,
@@ -74,6 +84,8 @@ impl DeviceNorms {
         match site {
             NormSite::Attention(layer) => &self.attention[layer],
             NormSite::FeedForward(layer) => &self.feed_forward[layer],
+            NormSite::AttentionUpdate(layer) => &self.attention_update[layer],
+            NormSite::FeedForwardUpdate(layer) => &self.feed_forward_update[layer],
             NormSite::Output => &self.output,
         }
     }
@@ -84,12 +96,15 @@ impl CudaDevice {
     pub(super) fn new(pool: &Arc<BlockMemory>, model: &Frame, kind: NumberKind) -> Result<Self, CudaError> {
         let cuda = pool.cuda();
         let stream = Stream::new(cuda)?;
+        let frequencies = |reach| DeviceVec::from_slice(&stream, model.rope.frequencies(reach));
+        let scales = model.config.traits.embedding_scale.map(|scale| vec![scale; model.config.hidden_size]);
         Ok(Self {
             kind,
             layout: model.qkv_layout(),
             pool: Arc::clone(pool),
             norms: DeviceNorms::upload(&stream, &model.norms)?,
-            frequencies: DeviceVec::from_slice(&stream, model.rope.frequencies())?,
+            frequencies: [frequencies(Reach::Global)?, frequencies(Reach::Local)?],
+            embedding_scale: scales.map(|scales| DeviceVec::from_slice(&stream, &scales)).transpose()?,
             tables: Tables::Write,
             tokens: DeviceVec::new(cuda, 0)?,
             kept: DeviceVec::new(cuda, 0)?,
@@ -189,6 +204,17 @@ impl Device for CudaDevice {
         add_norm(&self.stream, residual, update, norm, out)
     }
 
+    fn scale_embeddings(&mut self, _factor: f32, residual: &mut Matrix) -> Result<(), CudaError> {
+        let factors = self.embedding_scale.as_ref().expect("a model with a factor has brought it here");
+        let rows = 0..residual.rows();
+        scale_columns(&self.stream, residual, rows, 0, factors)
+    }
+
+    fn norm_update(&mut self, model: &Frame, site: NormSite, update: &mut Matrix) -> Result<(), CudaError> {
+        let norm = Norm { weight: self.norms.get(site), eps: model.config.norm_eps };
+        norm_in_place(&self.stream, update, norm)
+    }
+
     fn rotate(
         &mut self,
         model: &Frame,
@@ -198,11 +224,14 @@ impl Device for CudaDevice {
     ) -> Result<(), CudaError> {
         let norm = |weight| Norm { weight, eps: model.config.norm_eps };
         let (query, key) = (self.norms.query.get(layer).map(norm), self.norms.key.get(layer).map(norm));
-        rotate(&self.stream, qkv, model.qkv_layout(), batch.positions(), &self.frequencies, query, key)
+        let [global, local] = &self.frequencies;
+        let frequencies = if model.config.reach(layer) == Reach::Global { global } else { local };
+        let (layout, scale) = (model.qkv_layout(), model.score_scale());
+        rotate(&self.stream, qkv, layout, batch.positions(), frequencies, query, key, scale)
     }
 
-    fn gate(&mut self, gate_up: &Matrix, _width: usize, out: &mut Matrix) -> Result<(), CudaError> {
-        silu_mul(&self.stream, gate_up, out)
+    fn gate(&mut self, model: &Frame, gate_up: &Matrix, out: &mut Matrix) -> Result<(), CudaError> {
+        gate_mul(&self.stream, model.config.traits.gate, gate_up, out)
     }
 
     fn keep(

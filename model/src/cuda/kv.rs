@@ -18,18 +18,19 @@ use crate::forward::KvStore;
 #[derive(Debug)]
 pub(super) struct CudaKv {
     pool: KvPool,
-    window: Option<usize>,
+    /// Of each layer, how many positions a token sees at most.
+    windows: Vec<Option<usize>>,
 }
 
 impl CudaKv {
-    /// Takes memory for `blocks` blocks. With a `window`, a token sees that many positions at most.
+    /// Takes memory for `blocks` blocks. In a layer with a window, a token sees that many positions at most.
     pub(super) fn new(
         cuda: &Arc<Cuda>,
         shape: KvShape,
         blocks: usize,
-        window: Option<usize>,
+        windows: Vec<Option<usize>>,
     ) -> Result<Self, CudaError> {
-        Ok(Self { pool: KvPool::new(cuda, shape, blocks)?, window })
+        Ok(Self { pool: KvPool::new(cuda, shape, blocks)?, windows })
     }
 
     /// Blocks there are.
@@ -89,6 +90,6 @@ impl KvStore<CudaDevice> for CudaKv {
         batch: &RowTable,
         out: &mut Matrix,
     ) -> Result<(), CudaError> {
-        self.pool.attend(device.stream(), layer, qkv, layout, batch, self.window, out)
+        self.pool.attend(device.stream(), layer, qkv, layout, batch, self.windows[layer], out)
     }
 }

@@ -22,7 +22,6 @@ use crate::{
     shape::{
         config::ModelConfig,
         layout::BLOCK_TARGETS,
-        rope::RopeTable,
         source::{Target, TensorId, WeightSource},
     },
     sites::{Site, SitePart},
@@ -69,8 +68,7 @@ impl CudaWeights {
         let kind = activation_kind(source);
         let bytes = loaded.iter().map(|linear| linear.weight.device_bytes()).sum();
         let layers = in_sites(config, kind, loaded);
-        let frame =
-            Frame { config: config.clone(), norms: load_norms(source)?, rope: RopeTable::new(config) };
+        let frame = Frame::new(config.clone(), load_norms(source)?);
         Ok(Self { cuda: Arc::clone(cuda), frame, layers, kind, bytes })
     }
 

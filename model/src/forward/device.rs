@@ -60,6 +60,23 @@ pub trait Device {
         out: &mut Self::Inputs,
     ) -> Result<(), Self::Error>;
 
+    /// `residual *= factor`: of token embeddings, where the model has such a factor.
+    ///
+    /// # Errors
+    /// The device fails.
+    fn scale_embeddings(&mut self, factor: f32, residual: &mut Self::Residual) -> Result<(), Self::Error>;
+
+    /// `update = norm(update)`, before it is added.
+    ///
+    /// # Errors
+    /// The device fails.
+    fn norm_update(
+        &mut self,
+        model: &Frame,
+        site: NormSite,
+        update: &mut Self::Outputs,
+    ) -> Result<(), Self::Error>;
+
     /// Norms query and key heads if the model does, and rotates them to their positions; queries take on the scale of
     /// the scores.
     ///
@@ -73,14 +90,14 @@ pub trait Device {
         batch: &Self::Batch,
     ) -> Result<(), Self::Error>;
 
-    /// `out = silu(gate) * up` of rows `[gate | up]`, each `width` wide.
+    /// What the model's gate lets through of rows `[gate | up]`.
     ///
     /// # Errors
     /// The device fails.
     fn gate(
         &mut self,
+        model: &Frame,
         gate_up: &Self::Outputs,
-        width: usize,
         out: &mut Self::Inputs,
     ) -> Result<(), Self::Error>;
 

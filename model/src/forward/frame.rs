@@ -16,6 +16,12 @@ pub struct Frame {
 }
 
 impl Frame {
+    /// A model of this shape with these norms.
+    pub(crate) fn new(config: ModelConfig, norms: Norms) -> Self {
+        let rope = RopeTable::new(&config);
+        Self { config, norms, rope }
+    }
+
     /// The model that ends behind its first `layers` blocks, with the norm and the head of the whole one.
     ///
     /// # Panics
@@ -24,8 +30,11 @@ impl Frame {
     pub fn first_layers(mut self, layers: usize) -> Self {
         assert!(layers <= self.config.layers, "blocks of the model");
         self.config.layers = layers;
-        let Norms { attention, feed_forward, query, key, output: _ } = &mut self.norms;
-        [attention, feed_forward, query, key].into_iter().for_each(|of_blocks| of_blocks.truncate(layers));
+        let Norms { attention, feed_forward, attention_update, feed_forward_update, query, key, output: _ } =
+            &mut self.norms;
+        [attention, feed_forward, attention_update, feed_forward_update, query, key]
+            .into_iter()
+            .for_each(|of_blocks| of_blocks.truncate(layers));
         self
     }
 
@@ -39,7 +48,7 @@ impl Frame {
     /// What scores are multiplied with; queries carry it.
     #[must_use]
     pub fn score_scale(&self) -> f32 {
-        1.0 / (self.config.head_dim as f32).sqrt()
+        self.config.traits.score_scale.unwrap_or(1.0 / (self.config.head_dim as f32).sqrt())
     }
 
     /// The weights of a norm.
@@ -48,6 +57,8 @@ impl Frame {
         match site {
             NormSite::Attention(layer) => &self.norms.attention[layer],
             NormSite::FeedForward(layer) => &self.norms.feed_forward[layer],
+            NormSite::AttentionUpdate(layer) => &self.norms.attention_update[layer],
+            NormSite::FeedForwardUpdate(layer) => &self.norms.feed_forward_update[layer],
             NormSite::Output => &self.norms.output,
         }
     }
@@ -60,6 +71,10 @@ pub struct Norms {
     pub attention: Vec<Vec<f32>>,
     /// `[hidden]` of each layer, before the feed-forward.
     pub feed_forward: Vec<Vec<f32>>,
+    /// `[hidden]` of each layer, of what attention gives; empty without such norms.
+    pub attention_update: Vec<Vec<f32>>,
+    /// `[hidden]` of each layer, of what the feed-forward gives; empty without such norms.
+    pub feed_forward_update: Vec<Vec<f32>>,
     /// `[head_dim]` of each layer; empty without qk-norm.
     pub query: Vec<Vec<f32>>,
     /// `[head_dim]` of each layer; empty without qk-norm.
@@ -75,6 +90,10 @@ pub enum NormSite {
     Attention(usize),
     /// Before a layer's feed-forward.
     FeedForward(usize),
+    /// Of what a layer's attention gives, before it is added.
+    AttentionUpdate(usize),
+    /// Of what a layer's feed-forward gives, before it is added.
+    FeedForwardUpdate(usize),
     /// Before the head.
     Output,
 }

@@ -9,7 +9,7 @@ use crate::{
     adapter::DraftShape,
     forward::{Frame, Norms},
     precision::Precision,
-    shape::{config::ModelConfig, rope::RopeTable, source::WeightSource},
+    shape::{config::ModelConfig, source::WeightSource},
     weights::{
         LoadProgress, ResidentLayers,
         embedding::Embedding,
@@ -129,15 +129,12 @@ impl SharedBase {
     pub fn first_layers(&self, shape: &DraftShape) -> Result<LoadedWeights<FirstLayers>, FirstLayersError> {
         let layers = FirstLayers::new(&self.config, &self.layers, shape)?;
         let config = layers.config().clone();
-        let (norms, rope) = (self.norms.clone(), RopeTable::new(&config));
-        Ok(LoadedWeights { frame: Frame { config, norms, rope }, layers })
+        Ok(LoadedWeights { frame: Frame::new(config, self.norms.clone()), layers })
     }
 }
 
 fn frame(source: &dyn WeightSource) -> Result<Frame, WeightsError> {
-    let config = source.config().clone();
-    let (norms, rope) = (load_norms(source)?, RopeTable::new(&config));
-    Ok(Frame { config, norms, rope })
+    Ok(Frame::new(source.config().clone(), load_norms(source)?))
 }
 
 impl<L: HostLayers> LoadedWeights<L> {

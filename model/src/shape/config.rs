@@ -1,5 +1,9 @@
 //! What a model's files say about its shape: architectures as data over one forward pass.
 
+use std::fmt;
+
+use kernels::elementwise::Gate;
+
 /// The rotary embedding. Every model is held in the "half-rotation" (NeoX, Hugging Face) layout:
 /// loaders of files with interleaved pairs permute the rows of q and k once.
 #[derive(Debug, Clone, PartialEq)]
@@ -35,10 +39,36 @@ pub enum RopeScaling {
     Factors(Vec<f32>),
 }
 
-/// Shape and constants of a decoder-only transformer with RMS norms and a gated SiLU feed-forward.
-#[derive(Debug, Clone, PartialEq)]
+/// Which positions a layer's attention reaches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reach {
+    /// All before it.
+    Global,
+    /// Those within the sliding window, if the model has one.
+    Local,
+}
+
+/// What a family does that Llama does not: the default is Llama.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Traits {
+    /// What gates the feed-forward.
+    pub gate: Gate,
+    /// What attention and feed-forward give is normed before it is added to the residual stream (Gemma).
+    pub update_norms: bool,
+    /// Token embeddings are multiplied with this (Gemma).
+    pub embedding_scale: Option<f32>,
+    /// Scores are multiplied with this, if not with `1 / sqrt(head_dim)` (Gemma).
+    pub score_scale: Option<f32>,
+    /// Layers that attend to everything, though others look back no farther than the window (Gemma); ascending.
+    pub global_layers: Vec<usize>,
+    /// The rotary embedding of the other layers, if they have one of their own (Gemma 3).
+    pub local_rope: Option<Rope>,
+}
+
+/// Shape and constants of a decoder-only transformer with RMS norms and a gated feed-forward.
+#[derive(Clone, PartialEq)]
 pub struct ModelConfig {
-    /// Name of the architecture as its files call it (`llama`, `mistral`, `qwen2`, `qwen3`).
+    /// Name of the architecture as its files call it (`llama`, `mistral`, `qwen2`, `qwen3`, `gemma3`).
     pub architecture: String,
     /// Tokens of the vocabulary.
     pub vocab_size: usize,
@@ -58,12 +88,59 @@ pub struct ModelConfig {
     pub norm_eps: f32,
     /// The rotary embedding.
     pub rope: Rope,
-    /// q and k are normed per head before the rotary embedding (Qwen3).
+    /// q and k are normed per head before the rotary embedding (Qwen3, Gemma 3).
     pub qk_norm: bool,
     /// The head's weights are the token embedding's.
     pub tied_head: bool,
     /// Longest sequence in tokens.
     pub context_length: usize,
-    /// Attention looks back this many tokens at most (Mistral 0.1).
+    /// Attention looks back this many tokens at most (Mistral 0.1), but for [`Traits::global_layers`].
     pub sliding_window: Option<usize>,
+    /// What it does that Llama does not.
+    pub traits: Traits,
+}
+
+impl ModelConfig {
+    /// How far a layer's attention reaches.
+    #[must_use]
+    pub fn reach(&self, layer: usize) -> Reach {
+        if self.traits.global_layers.binary_search(&layer).is_ok() { Reach::Global } else { Reach::Local }
+    }
+
+    /// How many tokens the attention of each layer looks back at most.
+    #[must_use]
+    pub fn windows(&self) -> Vec<Option<usize>> {
+        (0..self.layers).map(|layer| self.window(layer)).collect()
+    }
+
+    /// The same of one layer.
+    #[must_use]
+    pub fn window(&self, layer: usize) -> Option<usize> {
+        self.sliding_window.filter(|_| self.reach(layer) == Reach::Local)
+    }
+}
+
+/// Identities of bases are hashes of this text ([`identity`](super::identity)): of models without traits it does not name them.
+impl fmt::Debug for ModelConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut text = f.debug_struct("ModelConfig");
+        text.field("architecture", &self.architecture)
+            .field("vocab_size", &self.vocab_size)
+            .field("hidden_size", &self.hidden_size)
+            .field("intermediate_size", &self.intermediate_size)
+            .field("layers", &self.layers)
+            .field("heads", &self.heads)
+            .field("kv_heads", &self.kv_heads)
+            .field("head_dim", &self.head_dim)
+            .field("norm_eps", &self.norm_eps)
+            .field("rope", &self.rope)
+            .field("qk_norm", &self.qk_norm)
+            .field("tied_head", &self.tied_head)
+            .field("context_length", &self.context_length)
+            .field("sliding_window", &self.sliding_window);
+        if self.traits != Traits::default() {
+            text.field("traits", &self.traits);
+        }
+        text.finish()
+    }
 }

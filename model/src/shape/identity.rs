@@ -89,7 +89,14 @@ impl<S: WeightSource> Identified for Hashed<S> {
 
 /// Every tensor that a model of so many layers may have.
 fn every_tensor(layers: usize) -> impl Iterator<Item = TensorId> {
-    let norms = [TensorId::AttentionNorm, TensorId::FeedForwardNorm, TensorId::QueryNorm, TensorId::KeyNorm];
+    let norms = [
+        TensorId::AttentionNorm,
+        TensorId::FeedForwardNorm,
+        TensorId::QueryNorm,
+        TensorId::KeyNorm,
+        TensorId::AttentionUpdateNorm,
+        TensorId::FeedForwardUpdateNorm,
+    ];
     let block = move |layer| {
         let linear = move |target| [TensorId::Weight(layer, target), TensorId::Bias(layer, target)];
         norms.map(|norm| norm(layer)).into_iter().chain(BLOCK_TARGETS.into_iter().flat_map(linear))

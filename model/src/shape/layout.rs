@@ -4,7 +4,7 @@
 //! [`check_tensors`] compares what a file holds with what its shape calls for.
 
 use crate::shape::{
-    config::{ModelConfig, RopeScaling},
+    config::{ModelConfig, Rope, RopeScaling},
     source::{Target, TensorId},
 };
 
@@ -92,8 +92,16 @@ pub fn check_config(config: &ModelConfig) -> Result<(), ConfigError> {
 
 fn check_numbers(config: &ModelConfig) -> Result<(), ConfigError> {
     positive("the norms' epsilon", config.norm_eps)?;
-    positive("the rotary embedding's base", config.rope.theta)?;
-    match &config.rope.scaling {
+    let traits = &config.traits;
+    positive("what embeddings are multiplied with", traits.embedding_scale.unwrap_or(1.0))?;
+    positive("what scores are multiplied with", traits.score_scale.unwrap_or(1.0))?;
+    check_rope(&config.rope, config.head_dim)?;
+    traits.local_rope.as_ref().map_or(Ok(()), |rope| check_rope(rope, config.head_dim))
+}
+
+fn check_rope(rope: &Rope, head_dim: usize) -> Result<(), ConfigError> {
+    positive("the rotary embedding's base", rope.theta)?;
+    match &rope.scaling {
         RopeScaling::None => Ok(()),
         RopeScaling::Linear { factor } => positive("the rotary embedding's factor", *factor),
         RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
@@ -105,7 +113,7 @@ fn check_numbers(config: &ModelConfig) -> Result<(), ConfigError> {
             positive("the original context length", *original_context)
         }
         RopeScaling::Factors(factors) => {
-            let expected = config.head_dim / 2;
+            let expected = head_dim / 2;
             if factors.len() != expected {
                 return Err(ConfigError::Factors { expected, found: factors.len() });
             }
@@ -139,9 +147,11 @@ pub fn linear_shape(config: &ModelConfig, target: Target) -> [usize; 2] {
 pub fn tensor_shape(config: &ModelConfig, id: TensorId) -> [usize; 2] {
     match id {
         TensorId::TokenEmbedding => [config.vocab_size, config.hidden_size],
-        TensorId::OutputNorm | TensorId::AttentionNorm(_) | TensorId::FeedForwardNorm(_) => {
-            [1, config.hidden_size]
-        }
+        TensorId::OutputNorm
+        | TensorId::AttentionNorm(_)
+        | TensorId::FeedForwardNorm(_)
+        | TensorId::AttentionUpdateNorm(_)
+        | TensorId::FeedForwardUpdateNorm(_) => [1, config.hidden_size],
         TensorId::QueryNorm(_) | TensorId::KeyNorm(_) => [1, config.head_dim],
         TensorId::Weight(_, target) => linear_shape(config, target),
         TensorId::Bias(_, target) => [1, linear_shape(config, target)[0]],
@@ -154,16 +164,28 @@ pub fn required_tensors<'a>(
     biased: &'a [Target],
 ) -> impl Iterator<Item = TensorId> + 'a {
     let head = (!config.tied_head).then_some(TensorId::Weight(0, Target::LmHead));
-    let blocks = (0..config.layers).flat_map(move |layer| block_tensors(config.qk_norm, layer, biased));
+    let blocks = (0..config.layers).flat_map(move |layer| block_tensors(config, layer, biased));
     [TensorId::TokenEmbedding, TensorId::OutputNorm].into_iter().chain(head).chain(blocks)
 }
 
-fn block_tensors(qk_norm: bool, layer: usize, biased: &[Target]) -> impl Iterator<Item = TensorId> + '_ {
+/// The norms of a block.
+pub(crate) fn norm_tensors(config: &ModelConfig, layer: usize) -> impl Iterator<Item = TensorId> + use<> {
     let norms = [TensorId::AttentionNorm(layer), TensorId::FeedForwardNorm(layer)];
-    let head_norms = [TensorId::QueryNorm(layer), TensorId::KeyNorm(layer)];
+    let of_heads = [TensorId::QueryNorm(layer), TensorId::KeyNorm(layer)];
+    let of_updates = [TensorId::AttentionUpdateNorm(layer), TensorId::FeedForwardUpdateNorm(layer)];
+    let (has_heads, has_updates) = (config.qk_norm, config.traits.update_norms);
+    let of_heads = of_heads.into_iter().filter(move |_| has_heads);
+    norms.into_iter().chain(of_heads).chain(of_updates.into_iter().filter(move |_| has_updates))
+}
+
+fn block_tensors<'a>(
+    config: &ModelConfig,
+    layer: usize,
+    biased: &'a [Target],
+) -> impl Iterator<Item = TensorId> + use<'a> {
     let weights = BLOCK_TARGETS.map(|target| TensorId::Weight(layer, target));
     let biases = biased.iter().map(move |&target| TensorId::Bias(layer, target));
-    norms.into_iter().chain(head_norms.into_iter().filter(move |_| qk_norm)).chain(weights).chain(biases)
+    norm_tensors(config, layer).chain(weights).chain(biases)
 }
 
 /// Checks that every tensor of `required` is there with the right shape.

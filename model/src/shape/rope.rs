@@ -2,29 +2,34 @@
 
 use std::{f32::consts::TAU, ops::Range};
 
-use crate::shape::config::{ModelConfig, RopeScaling};
+use crate::shape::config::{ModelConfig, Reach, Rope, RopeScaling};
 
 /// The `head_dim / 2` frequencies of a model, in radians a position.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RopeTable {
-    frequencies: Vec<f32>,
+    global: Vec<f32>,
+    /// Those of layers with a window, if they have their own.
+    local: Option<Vec<f32>>,
 }
 
 impl RopeTable {
     /// The frequencies `theta^(-2i / head_dim)`, scaled as the model says.
     #[must_use]
     pub fn new(config: &ModelConfig) -> Self {
-        let half = config.head_dim / 2;
-        let base = |i: usize| 1.0 / config.rope.theta.powf(2.0 * i as f32 / config.head_dim as f32);
-        let frequencies = (0..half).map(|i| scaled(base(i), i, &config.rope.scaling)).collect();
-        Self { frequencies }
+        let of = |rope| frequencies(rope, config.head_dim);
+        Self { global: of(&config.rope), local: config.traits.local_rope.as_ref().map(of) }
     }
 
-    /// Radians a position, `[head_dim / 2]`.
+    /// Radians a position of a layer that reaches so far, `[head_dim / 2]`.
     #[must_use]
-    pub fn frequencies(&self) -> &[f32] {
-        &self.frequencies
+    pub fn frequencies(&self, reach: Reach) -> &[f32] {
+        self.local.as_ref().filter(|_| reach == Reach::Local).unwrap_or(&self.global)
     }
+}
+
+fn frequencies(rope: &Rope, head_dim: usize) -> Vec<f32> {
+    let base = |i: usize| 1.0 / rope.theta.powf(2.0 * i as f32 / head_dim as f32);
+    (0..head_dim / 2).map(|i| scaled(base(i), i, &rope.scaling)).collect()
 }
 
 fn scaled(frequency: f32, index: usize, scaling: &RopeScaling) -> f32 {
@@ -46,36 +51,60 @@ fn scaled(frequency: f32, index: usize, scaling: &RopeScaling) -> f32 {
     }
 }
 
-/// Cosines and sines of the rows of a batch, `[rows, head_dim / 2]`.
+/// Cosines and sines of the rows of a batch.
 #[derive(Debug, Default)]
 pub struct Angles {
+    global: Turns,
+    /// Of no rows where layers do not differ.
+    local: Turns,
+}
+
+/// Cosines and sines, `[rows, head_dim / 2]`.
+#[derive(Debug, Default)]
+struct Turns {
     cos: Vec<f32>,
     sin: Vec<f32>,
 }
 
-impl Angles {
-    /// Forgets all rows.
-    pub fn clear(&mut self) {
+impl Turns {
+    fn clear(&mut self) {
         self.cos.clear();
         self.sin.clear();
     }
 
-    /// Adds a row for each position.
-    pub fn extend(&mut self, table: &RopeTable, positions: Range<usize>) {
+    fn extend(&mut self, frequencies: &[f32], positions: Range<usize>) {
         for position in positions {
             // Positions are far below 2^24, where singles stop being exact.
             let position = position as f32;
-            for frequency in &table.frequencies {
+            for frequency in frequencies {
                 let (sin, cos) = (position * frequency).sin_cos();
                 self.cos.push(cos);
                 self.sin.push(sin);
             }
         }
     }
+}
 
-    /// Cosines and sines.
+impl Angles {
+    /// Forgets all rows.
+    pub fn clear(&mut self) {
+        self.global.clear();
+        self.local.clear();
+    }
+
+    /// Adds a row for each position.
+    pub fn extend(&mut self, table: &RopeTable, positions: Range<usize>) {
+        if let Some(frequencies) = &table.local {
+            self.local.extend(frequencies, positions.clone());
+        }
+        self.global.extend(&table.global, positions);
+    }
+
+    /// Cosines and sines for a layer that reaches so far.
     #[must_use]
-    pub fn tables(&self) -> (&[f32], &[f32]) {
-        (&self.cos, &self.sin)
+    pub fn tables(&self, reach: Reach) -> (&[f32], &[f32]) {
+        let has_own = reach == Reach::Local && !self.local.cos.is_empty();
+        let turns = if has_own { &self.local } else { &self.global };
+        (&turns.cos, &turns.sin)
     }
 }

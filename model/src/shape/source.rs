@@ -36,14 +36,34 @@ pub enum TensorId {
     AttentionNorm(usize),
     /// `[hidden]`, the norm before a layer's feed-forward.
     FeedForwardNorm(usize),
-    /// `[head_dim]`, Qwen3's norm of query heads.
+    /// `[hidden]`, the norm of what a layer's attention gives.
+    AttentionUpdateNorm(usize),
+    /// `[hidden]`, the norm of what a layer's feed-forward gives.
+    FeedForwardUpdateNorm(usize),
+    /// `[head_dim]`, the norm of query heads.
     QueryNorm(usize),
-    /// `[head_dim]`, Qwen3's norm of key heads.
+    /// `[head_dim]`, the norm of key heads.
     KeyNorm(usize),
     /// `[out, in]` of a linear layer; for `LmHead` the layer is 0.
     Weight(usize, Target),
     /// `[out]` of a linear layer; absent in most models.
     Bias(usize, Target),
+}
+
+impl TensorId {
+    /// Whether it is the weights of a norm.
+    pub(crate) fn is_norm(self) -> bool {
+        match self {
+            Self::OutputNorm
+            | Self::AttentionNorm(_)
+            | Self::FeedForwardNorm(_)
+            | Self::AttentionUpdateNorm(_)
+            | Self::FeedForwardUpdateNorm(_)
+            | Self::QueryNorm(_)
+            | Self::KeyNorm(_) => true,
+            Self::TokenEmbedding | Self::Weight(..) | Self::Bias(..) => false,
+        }
+    }
 }
 
 /// A stored tensor: `rows` rows of `cols` elements each, row after row (a vector has one row).

@@ -6,7 +6,7 @@ use files::model_files::ModelFiles;
 
 use crate::{
     forward::Frame,
-    shape::{config::ModelConfig, rope::RopeTable},
+    shape::config::ModelConfig,
     sources::open::{OpenError, sparse_weights},
     weights::{
         embedding::Embedding,
@@ -53,11 +53,10 @@ impl ClientBase {
         let config = source.config().clone();
         let norms = load_norms(&*source)?;
         let embedding = Embedding::load(&*source)?;
-        let rope = RopeTable::new(&config);
         if !source.unchanged() {
             return Err(ClientBaseError::Changed { path: path.to_path_buf() });
         }
-        Ok(Self { frame: Frame { config, norms, rope }, embedding, files })
+        Ok(Self { frame: Frame::new(config, norms), embedding, files })
     }
 
     /// The model's shape.

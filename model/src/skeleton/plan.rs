@@ -16,6 +16,7 @@ use super::{MAX_RANGES, SkeletonFile};
 use crate::{
     shape::{
         config::ModelConfig,
+        layout::norm_tensors,
         source::{TensorId, WeightSource},
     },
     site_model::{LinearFiles, SiteModelError},
@@ -235,8 +236,9 @@ impl SkeletonPlan {
     fn add_safetensors(&mut self, directory: &Path) -> Result<(), SkeletonError> {
         match SafetensorsSource::open(directory) {
             Ok(source) => {
+                let config = source.config();
                 let names: BTreeSet<String> =
-                    small_tensors(source.config()).map(hf_names::tensor_name).collect();
+                    small_tensors(config).map(|id| hf_names::tensor_name(config, id)).collect();
                 self.add_shards(source.shards(), |name| names.contains(name))
             }
             Err(error) => {
@@ -316,14 +318,7 @@ impl OpenFile {
 
 /// The tensors of a known architecture that are no linear layers.
 fn small_tensors(config: &ModelConfig) -> impl Iterator<Item = TensorId> {
-    let of_layer = |layer| {
-        [
-            TensorId::AttentionNorm(layer),
-            TensorId::FeedForwardNorm(layer),
-            TensorId::QueryNorm(layer),
-            TensorId::KeyNorm(layer),
-        ]
-    };
+    let of_layer = |layer| norm_tensors(config, layer);
     [TensorId::TokenEmbedding, TensorId::OutputNorm].into_iter().chain((0..config.layers).flat_map(of_layer))
 }
 

@@ -1,4 +1,4 @@
-//! A model in a GGUF file: llama (Llama 2 and 3, Mistral, TinyLlama, SmolLM2), qwen2 and qwen3.
+//! A model in a GGUF file: llama (Llama 2 and 3, Mistral, TinyLlama, SmolLM2), qwen2, qwen3 and gemma3.
 
 use std::{
     borrow::Cow,
@@ -9,10 +9,13 @@ use std::{
 use files::gguf::{GgufError, GgufFile, TensorView};
 use kernels::TensorType;
 
-use crate::shape::{
-    config::{ModelConfig, Rope, RopeScaling},
-    layout::{self, BLOCK_TARGETS, ConfigError, LayoutError},
-    source::{Target, Tensor, TensorId, WeightSource},
+use crate::{
+    shape::{
+        config::{ModelConfig, Rope, RopeScaling, Traits},
+        layout::{self, BLOCK_TARGETS, ConfigError, LayoutError},
+        source::{Target, Tensor, TensorId, WeightSource},
+    },
+    sources::gemma,
 };
 
 /// One divisor for each rotary frequency, where a file has them.
@@ -33,7 +36,7 @@ pub enum GgufSourceError {
         key: String,
     },
     /// The model needs something that is not implemented.
-    #[error("{}: {what} is not supported; use a llama, qwen2 or qwen3 model without it", path.display())]
+    #[error("{}: {what} is not supported; use a llama, qwen2, qwen3 or gemma3 model without it", path.display())]
     Unsupported {
         /// The file.
         path: PathBuf,
@@ -65,6 +68,8 @@ enum Architecture {
     Llama,
     Qwen2,
     Qwen3,
+    /// Stores norms with the 1 added that others add as they read them.
+    Gemma3,
 }
 
 impl Architecture {
@@ -73,6 +78,7 @@ impl Architecture {
             "llama" => Some(Self::Llama),
             "qwen2" => Some(Self::Qwen2),
             "qwen3" => Some(Self::Qwen3),
+            "gemma3" => Some(Self::Gemma3),
             _ => None,
         }
     }
@@ -81,7 +87,7 @@ impl Architecture {
     fn biased(self) -> &'static [Target] {
         match self {
             Self::Qwen2 => &[Target::Q, Target::K, Target::V],
-            Self::Llama | Self::Qwen3 => &[],
+            Self::Llama | Self::Qwen3 | Self::Gemma3 => &[],
         }
     }
 }
@@ -215,6 +221,8 @@ pub(crate) fn tensor_name(id: TensorId) -> String {
         TensorId::OutputNorm => "output_norm.weight".to_owned(),
         TensorId::AttentionNorm(layer) => format!("blk.{layer}.attn_norm.weight"),
         TensorId::FeedForwardNorm(layer) => format!("blk.{layer}.ffn_norm.weight"),
+        TensorId::AttentionUpdateNorm(layer) => format!("blk.{layer}.post_attention_norm.weight"),
+        TensorId::FeedForwardUpdateNorm(layer) => format!("blk.{layer}.post_ffw_norm.weight"),
         TensorId::QueryNorm(layer) => format!("blk.{layer}.attn_q_norm.weight"),
         TensorId::KeyNorm(layer) => format!("blk.{layer}.attn_k_norm.weight"),
         TensorId::Weight(layer, target) => format!("{}.weight", linear_name(layer, target)),
@@ -294,6 +302,11 @@ impl<'a> Reader<'a> {
         if self.count("expert_count")?.unwrap_or(0) > 0 {
             return Err(self.unsupported("a mixture of experts"));
         }
+        for cap in ["attn_logit_softcapping", "final_logit_softcapping"] {
+            if self.number(cap)?.is_some_and(|cap| cap > 0.0) {
+                return Err(self.unsupported(format!("`{}`", self.key(cap))));
+            }
+        }
         if self.file.bool(&self.key("attention.causal"))? == Some(false) {
             return Err(self.unsupported("attention that is not causal"));
         }
@@ -305,12 +318,14 @@ impl<'a> Reader<'a> {
         let hidden_size = self.required("embedding_length")?;
         let heads = self.required("attention.head_count")?;
         let head_dim = self.head_dim(hidden_size, heads)?;
+        let layers = self.required("block_count")?;
+        let is_gemma3 = self.architecture == Architecture::Gemma3;
         Ok(ModelConfig {
             architecture: self.prefix.to_owned(),
             vocab_size: embedding.ok_or_else(|| self.missing("token_embd.weight".to_owned()))?.rows(),
             hidden_size,
             intermediate_size: self.required("feed_forward_length")?,
-            layers: self.required("block_count")?,
+            layers,
             heads,
             kv_heads: self.count("attention.head_count_kv")?.unwrap_or(heads),
             head_dim,
@@ -318,14 +333,23 @@ impl<'a> Reader<'a> {
                 .number("attention.layer_norm_rms_epsilon")?
                 .ok_or_else(|| self.missing(self.key("attention.layer_norm_rms_epsilon")))?,
             rope: Rope {
-                theta: self.number("rope.freq_base")?.unwrap_or(10_000.0),
+                theta: self.number("rope.freq_base")?.unwrap_or(if is_gemma3 { 1e6 } else { 1e4 }),
                 scaling: self.scaling()?,
             },
-            qk_norm: self.architecture == Architecture::Qwen3,
+            qk_norm: matches!(self.architecture, Architecture::Qwen3 | Architecture::Gemma3),
             tied_head: self.file.tensor("output.weight").is_none(),
             context_length: self.required("context_length")?,
             sliding_window: self.count("attention.sliding_window")?.filter(|&window| window > 0),
+            traits: if is_gemma3 { self.gemma3(hidden_size, heads, layers)? } else { Traits::default() },
         })
+    }
+
+    /// What Gemma 3 does that Llama does not.
+    fn gemma3(&self, hidden_size: usize, heads: usize, layers: usize) -> Result<Traits, GgufSourceError> {
+        let scaled_by = gemma::query_scalar(hidden_size, heads, self.head_dim(hidden_size, heads)?, layers);
+        let theta = self.number("rope.freq_base_swa")?.unwrap_or(gemma::LOCAL_THETA);
+        let local_rope = Rope { theta, scaling: RopeScaling::None };
+        Ok(gemma::gemma3(hidden_size, scaled_by, local_rope, gemma::every(gemma::PATTERN, layers)))
     }
 
     fn head_dim(&self, hidden_size: usize, heads: usize) -> Result<usize, GgufSourceError> {

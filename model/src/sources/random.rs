@@ -70,7 +70,7 @@ impl RandomSource {
         let json =
             read_bounded(&path).map_err(|source| RandomSourceError::Read { path: path.clone(), source })?;
         let parsed = HfConfig::parse(&json);
-        let HfConfig { model: config, biased } =
+        let HfConfig { model: config, biased, .. } =
             parsed.map_err(|source| RandomSourceError::Config { path, source })?;
         Ok(Self { config, biased, seed })
     }
@@ -88,6 +88,9 @@ impl RandomSource {
             TensorId::TokenEmbedding | TensorId::OutputNorm => true,
             TensorId::AttentionNorm(layer) | TensorId::FeedForwardNorm(layer) => is_layer(layer),
             TensorId::QueryNorm(layer) | TensorId::KeyNorm(layer) => self.config.qk_norm && is_layer(layer),
+            TensorId::AttentionUpdateNorm(layer) | TensorId::FeedForwardUpdateNorm(layer) => {
+                self.config.traits.update_norms && is_layer(layer)
+            }
             TensorId::Weight(layer, Target::LmHead) => layer == 0 && !self.config.tied_head,
             TensorId::Weight(layer, _) => is_layer(layer),
             TensorId::Bias(layer, target) => is_layer(layer) && self.biased.contains(&target),
@@ -195,7 +198,7 @@ mod tests {
     use crate::{
         forward::{ForwardPass as _, LogitRows, SequenceSlice},
         resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
-        shape::config::{Rope, RopeScaling},
+        shape::config::{Rope, RopeScaling, Traits},
     };
 
     /// How the queries of the second layer begin with seed 7.
@@ -217,6 +220,7 @@ mod tests {
             tied_head: false,
             context_length: 64,
             sliding_window: None,
+            traits: Traits::default(),
         }
     }
 

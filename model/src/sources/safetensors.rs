@@ -15,7 +15,7 @@ use std::{
 };
 
 use files::{model_files::CONFIG_FILE, whole_file};
-use kernels::TensorType;
+use kernels::{TensorType, quant::dequantize_row};
 
 use crate::{
     shape::{
@@ -24,7 +24,7 @@ use crate::{
         source::{Target, Tensor, TensorId, WeightSource},
     },
     sources::{
-        hf_config::HfConfig,
+        hf_config::{HfConfig, StoredNorms},
         hf_names::tensor_name,
         safetensors::shards::{OtherTypes, Shards},
     },
@@ -40,6 +40,7 @@ const MAX_CONFIG_BYTES: u64 = 1 << 20;
 pub struct SafetensorsSource {
     directory: PathBuf,
     config: ModelConfig,
+    norms: StoredNorms,
     shards: Shards,
 }
 
@@ -50,10 +51,10 @@ impl SafetensorsSource {
     /// If a file is missing or broken, the architecture is another one, or a tensor is missing or too many.
     pub fn open(directory: &Path) -> Result<Self, SafetensorsSourceError> {
         let (path, json) = read_config(directory)?;
-        let HfConfig { model: config, biased } =
+        let HfConfig { model: config, biased, norms } =
             HfConfig::parse(&json).map_err(|source| SafetensorsSourceError::Config { path, source })?;
         let shards = Shards::open(directory, OtherTypes::Refused)?;
-        let source = Self { directory: directory.to_path_buf(), config, shards };
+        let source = Self { directory: directory.to_path_buf(), config, norms, shards };
         source.check_tensors(&biased)?;
         Ok(source)
     }
@@ -65,17 +66,13 @@ impl SafetensorsSource {
 
     fn check_tensors(&self, biased: &[Target]) -> Result<(), SafetensorsSourceError> {
         let shape = |name: &str| self.shards.tensor(name)?.matrix_shape();
-        layout::check_tensors(
-            &self.config,
-            layout::required_tensors(&self.config, biased),
-            tensor_name,
-            shape,
-        )
-        .map_err(|source| SafetensorsSourceError::Layout { path: self.directory.clone(), source })?;
+        let name_of = |id| tensor_name(&self.config, id);
+        layout::check_tensors(&self.config, layout::required_tensors(&self.config, biased), name_of, shape)
+            .map_err(|source| SafetensorsSourceError::Layout { path: self.directory.clone(), source })?;
         let mut known: HashSet<String> =
-            layout::required_tensors(&self.config, biased).map(tensor_name).collect();
+            layout::required_tensors(&self.config, biased).map(name_of).collect();
         // Some models store a tied head once more; transformers ignores it too.
-        known.insert(tensor_name(TensorId::Weight(0, Target::LmHead)));
+        known.insert(name_of(TensorId::Weight(0, Target::LmHead)));
         // Old files keep the rotary frequencies, which the configuration gives as well.
         let unknown = |name: &&str| !known.contains(*name) && !name.ends_with(".rotary_emb.inv_freq");
         match self.shards.names().find(unknown) {
@@ -97,10 +94,19 @@ impl WeightSource for SafetensorsSource {
         if self.config.tied_head && id == TensorId::Weight(0, Target::LmHead) {
             return None;
         }
-        let name = tensor_name(id);
+        let name = tensor_name(&self.config, id);
         let stored = self.shards.tensor(&name)?;
         let [rows, cols] = stored.matrix_shape()?;
-        Some(Tensor { kind: stored.kind, rows, cols, data: self.shards.bytes(&name)?.into() })
+        let data = self.shards.bytes(&name)?;
+        if self.norms == StoredNorms::LessOne && id.is_norm() {
+            return Some(Tensor {
+                kind: TensorType::F32,
+                rows,
+                cols,
+                data: one_more(stored.kind, data, cols).into(),
+            });
+        }
+        Some(Tensor { kind: stored.kind, rows, cols, data: data.into() })
     }
 
     fn kind(&self, id: TensorId) -> Option<TensorType> {
@@ -108,12 +114,19 @@ impl WeightSource for SafetensorsSource {
     }
 
     fn release(&self, id: TensorId) {
-        self.shards.release(&tensor_name(id));
+        self.shards.release(&tensor_name(&self.config, id));
     }
 
     fn unchanged(&self) -> bool {
         self.shards.unchanged()
     }
+}
+
+/// The weights of a norm that are stored less 1, as floats of 32 bits: transformers adds it in these, too.
+fn one_more(kind: TensorType, stored: &[u8], count: usize) -> Vec<u8> {
+    let mut weights = vec![0.0; count];
+    dequantize_row(kind, stored, &mut weights);
+    weights.iter().flat_map(|weight| (1.0 + weight).to_le_bytes()).collect()
 }
 
 /// `config.json` of a directory, not parsed yet, and where it is.

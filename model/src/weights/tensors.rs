@@ -92,9 +92,14 @@ pub fn load_norms(source: &dyn WeightSource) -> Result<Norms, WeightsError> {
     let of_heads = |id| {
         if config.qk_norm { of_layers(id, config.head_dim) } else { Ok(Vec::new()) }
     };
+    let of_updates = |id| {
+        if config.traits.update_norms { of_layers(id, config.hidden_size) } else { Ok(Vec::new()) }
+    };
     Ok(Norms {
         attention: of_layers(TensorId::AttentionNorm, config.hidden_size)?,
         feed_forward: of_layers(TensorId::FeedForwardNorm, config.hidden_size)?,
+        attention_update: of_updates(TensorId::AttentionUpdateNorm)?,
+        feed_forward_update: of_updates(TensorId::FeedForwardUpdateNorm)?,
         query: of_heads(TensorId::QueryNorm)?,
         key: of_heads(TensorId::KeyNorm)?,
         output: vector(TensorId::OutputNorm, config.hidden_size)?,
