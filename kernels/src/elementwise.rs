@@ -191,7 +191,7 @@ pub enum Gate {
 }
 
 /// `2 √(2/π)`, and its share of the cube.
-pub(crate) const GELU_LINEAR: f32 = 1.595_769_1;
+pub(crate) const GELU_LINEAR: f32 = 1.595_769;
 pub(crate) const GELU_CUBIC: f32 = GELU_LINEAR * 0.044_715;
 
 impl Gate {

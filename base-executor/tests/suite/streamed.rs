@@ -113,8 +113,9 @@ async fn killed_as_it_packs_or_in_a_sweep_the_next_start_goes_on() {
     for failpoint in ["forward.after_o", "weights.read"] {
         let process = start(&place, &["--weight-bytes", &bound]);
         assert_eq!(talk(&place).await, wanted);
-        place.arm(failpoint, "kill");
+        // Greeted before: it may read ahead, and die of that, at any time.
         let mut gateway = Gateway::greet(&place.socket(), 2).await;
+        place.arm(failpoint, "kill");
         gateway.send(ToExecutor::Generate(request(9, prompt(9, 20), 50))).await;
         process.dies();
     }

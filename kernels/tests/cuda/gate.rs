@@ -4,11 +4,14 @@ use kernels::{cuda::gate::gate_mul, elementwise::Gate, lora::NumberKind, referen
 
 use crate::support::{KINDS, Random, assert_close, epsilon, matrix, rounded, stream, unwritten};
 
+/// A gate's plain form.
+type Plain = fn(f32, f32) -> f32;
+
 #[test]
 fn the_gate_is_that_of_the_reference_for_every_kind_and_width() {
     let Some(stream) = stream() else { return };
     let mut random = Random::new(1);
-    let gates: [(Gate, fn(f32, f32) -> f32); 2] =
+    let gates: [(Gate, Plain); 2] =
         [(Gate::Silu, reference::silu_mul), (Gate::GeluTanh, reference::gelu_mul)];
     for (kind, (gate, plain)) in KINDS.into_iter().flat_map(|kind| gates.map(|gate| (kind, gate))) {
         for (rows, width) in [(1, 1536), (3, 1536), (5, 11), (1, 1), (2, 4), (33, 264)] {

@@ -61,9 +61,11 @@ fn a_norm_of_zeroes_is_zero() {
     }
 }
 
-/// What gates there are, and their plain forms.
-const GATES: [(Gate, fn(f32, f32) -> f32); 2] =
-    [(Gate::Silu, reference::silu_mul), (Gate::GeluTanh, reference::gelu_mul)];
+/// A gate's plain form.
+type Plain = fn(f32, f32) -> f32;
+
+/// What gates there are.
+const GATES: [(Gate, Plain); 2] = [(Gate::Silu, reference::silu_mul), (Gate::GeluTanh, reference::gelu_mul)];
 
 #[test]
 fn gating_follows_the_plain_form_also_far_from_zero() {
