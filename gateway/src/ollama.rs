@@ -67,14 +67,7 @@ async fn answer(
     if let Delivery::Stream(_) = delivery {
         return Ok(frames::respond(answer, first, lines));
     }
-    lines.take(&answer, first);
-    while !answer.is_over() {
-        let next = answer.next().await;
-        lines.take(
-            &answer,
-            next.ok_or_else(|| ApiError::internal("the answer ended before its choices did"))??,
-        );
-    }
+    answer.each(first, |answer, step| lines.take(answer, step)).await?;
     Ok(Json(lines.last(&answer)).into_response())
 }
 

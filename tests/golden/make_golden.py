@@ -460,17 +460,24 @@ def real_case(model, tokenizer, messages):
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     prompt = tokenizer(text, add_special_tokens=False).input_ids
     logits, tokens, margins = greedy(model, prompt)
-    top = torch.topk(logits, 32)
     end = tokens.index(tokenizer.eos_token_id) if tokenizer.eos_token_id in tokens else len(tokens)
     return {
         "messages": messages,
         "text": text,
         "prompt": prompt,
+        **said(logits, tokens, margins, PROBE_IDS),
+        "greedy_text": tokenizer.decode(tokens[:end]),
+    }
+
+
+def said(logits, tokens, margins, probes):
+    """What a model said: its first logits, the largest and the probes, and its greedy tokens."""
+    top = torch.topk(logits, 32)
+    return {
         "top": [[int(i), v] for i, v in zip(top.indices, short(top.values))],
-        "probes": short(logits[PROBE_IDS]),
+        "probes": short(logits[probes]),
         "greedy": tokens,
         "margins": short(margins),
-        "greedy_text": tokenizer.decode(tokens[:end]),
     }
 
 
@@ -510,18 +517,8 @@ def gemma(gguf):
     for text in [*TEXTS, " ".join(f"Line {i}: the river is {i * i % 89} metres deep." for i in range(45))]:
         prompt = tokenizer(text).input_ids
         logits, tokens, margins = greedy(model, prompt)
-        top = torch.topk(logits, 32)
-        cases.append(
-            {
-                "text": text,
-                "prompt": prompt,
-                "top": [[int(i), v] for i, v in zip(top.indices, short(top.values))],
-                "probes": short(logits[GEMMA_PROBES]),
-                "greedy": tokens,
-                "margins": short(margins),
-                "greedy_text": tokenizer.decode(tokens),
-            }
-        )
+        told = said(logits, tokens, margins, GEMMA_PROBES)
+        cases.append({"text": text, "prompt": prompt, **told, "greedy_text": tokenizer.decode(tokens)})
         print(f"{len(prompt):4} tokens, margin {min(margins):.4f} {cases[-1]['greedy_text']!r}")
     sha256 = hashlib.sha256(gguf.read_bytes()).hexdigest()
     golden = {"model": gguf.name, "sha256": sha256, "adapter": None, "probe_ids": GEMMA_PROBES, "cases": cases}

@@ -114,6 +114,24 @@ impl Answer {
         Some(self.take(output))
     }
 
+    /// Takes `first`, and then every step up to the end as it comes.
+    ///
+    /// # Errors
+    /// The answer fails, or ends before its choices do.
+    pub async fn each(
+        &mut self,
+        first: Step,
+        mut take: impl FnMut(&Self, Step) + Send,
+    ) -> Result<(), ApiError> {
+        take(self, first);
+        while !self.is_over() {
+            let next = self.next().await;
+            let next = next.ok_or_else(|| ApiError::internal("the answer ended before its choices did"))?;
+            take(self, next?);
+        }
+        Ok(())
+    }
+
     /// A step that can be had without waiting.
     pub fn ready(&mut self) -> Option<Result<Step, ApiError>> {
         let output = self.session.ready()?;

@@ -45,13 +45,7 @@ impl Call {
 /// Waits for the rest of `answer`, whose first step has come already.
 pub async fn respond(mut answer: Answer, first: Step) -> Result<Response<HttpBody>, ApiError> {
     let mut wholes: Vec<Whole> = (0..answer.job.choices()).map(|_| Whole::default()).collect();
-    add(&mut wholes, first);
-    while !answer.is_over() {
-        match answer.next().await {
-            Some(step) => add(&mut wholes, step?),
-            None => return Err(ApiError::internal("the answer ended before its choices did")),
-        }
-    }
+    answer.each(first, |_, step| add(&mut wholes, step)).await?;
     match answer.job.kind {
         Kind::Chat => chat(&answer, &wholes),
         Kind::Text | Kind::Tokens => text(&answer, &mut wholes),

@@ -73,12 +73,7 @@ async fn whole(
     first: Step,
     mut writing: Writing,
 ) -> Result<Response<HttpBody>, ApiError> {
-    writing.take(&answer, first, &mut |_, _| {});
-    while !answer.is_over() {
-        let next = answer.next().await;
-        let next = next.ok_or_else(|| ApiError::internal("the answer ended before its choices did"))?;
-        writing.take(&answer, next?, &mut |_, _| {});
-    }
+    answer.each(first, |answer, step| writing.take(answer, step, &mut |_, _| {})).await?;
     Ok(json_text(writing.end(&answer, &mut |_, _| {})))
 }
 
