@@ -19,7 +19,7 @@ use model::{
 };
 use serde::Deserialize;
 
-use crate::golden_support::{RealGolden, check_all, generate, read};
+use crate::golden_support::{RealGolden, check_all, check_embeddings, generate, read};
 
 #[derive(Deserialize)]
 struct Refusals {
@@ -60,6 +60,11 @@ fn every_model_and_adapter_gives_the_logits_and_tokens_of_transformers() {
     // Weights of 16 bits meet activations of 16 bits; all others must agree to 1e-3.
     let tolerance = |name: &str| if name.contains("bf16") { 0.15 } else { 1e-3 };
     check_all(&golden_dir(), tolerance, resident, |_, model, path| adapter(model, path));
+}
+
+#[test]
+fn hidden_states_are_those_of_transformers() {
+    check_embeddings(&golden_dir(), 1e-3, resident, |_, model, path| adapter(model, path));
 }
 
 #[test]

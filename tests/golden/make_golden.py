@@ -4,6 +4,7 @@
     make_golden.py tiny [--only BEGINNING]               the tiny models, their adapters, what they compute
     make_golden.py real --gguf FILE [--adapter NAME=DIR] what the real model computes
     make_golden.py gemma --gguf FILE                     what Gemma 3 270M computes
+    make_golden.py embeddings                            what tiny models and adapters make of prompts
 
 The tiny models are written the way a publisher would (configuration and tensors by hand) and then read back by
 transformers, so that the expected values follow from the files alone.
@@ -439,6 +440,33 @@ def tiny(only):
     write_json(HERE / "index.json", index)
 
 
+EMBEDDINGS = [
+    ("llama-tied", None),
+    ("llama-tied", "rank16-all-linear"),
+    ("llama-tied", "ia3-everything"),
+    ("llama-tied", "prefix"),
+    ("qwen3-qknorm", None),
+    ("gemma3", None),
+    ("gemma3", "rank16-all-linear"),
+]
+
+
+@torch.inference_mode()
+def embeddings():
+    """The last hidden state of a prompt behind the final norm, and the mean of all of them."""
+    cases = []
+    for name, adapter in EMBEDDINGS:
+        model, vocab = read_model(HERE / "models" / name), MODELS[name][0]["vocab_size"]
+        if adapter:
+            model = PeftModel.from_pretrained(model, HERE / "adapters" / name / adapter).eval()
+        prompt = torch.randint(3, vocab, (40,), generator=torch.Generator().manual_seed(len(cases))).tolist()
+        states = model(torch.tensor([prompt]), output_hidden_states=True).hidden_states[-1][0]
+        assert len(states) == len(prompt)
+        pooled = {"last": short(states[-1]), "mean": short(states.double().mean(0))}
+        cases.append({"model": name, "adapter": adapter, "prompt": prompt, **pooled})
+    write_json(HERE / "expected" / "embeddings.json", {"cases": cases})
+
+
 CHATS = [
     [{"role": "user", "content": "What is the capital of France?"}],
     [{"role": "user", "content": "Why is the sky blue?"}],
@@ -542,12 +570,15 @@ def main():
     command.add_argument("--adapter", type=named_folder, action="append", default=[], metavar="NAME=DIR")
     command = commands.add_parser("gemma")
     command.add_argument("--gguf", type=Path, required=True)
+    commands.add_parser("embeddings")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.command == "tiny":
         tiny(arguments.only)
     elif arguments.command == "gemma":
         gemma(arguments.gguf)
+    elif arguments.command == "embeddings":
+        embeddings()
     else:
         real(arguments.gguf, arguments.adapter)
 

@@ -258,6 +258,7 @@ impl Executor {
             provisional: Provisional::Unwanted,
             precision: Precision::Serving,
             grammar: None,
+            pooling: None,
         };
         self.send(&ToExecutor::Generate(generate)).await.map(|()| request)
     }

@@ -4,7 +4,7 @@ use shmproto::{
     codec::Wire,
     message::{
         AdapterLoaded, AdapterStats, ColdStart, DeviceFacts, ErrorCode, Failed, Finish, Generate, Hello,
-        LoadAdapter, Loading, Output, Precision, Provisional, Sampling, Stats, ToExecutor, ToGateway,
+        LoadAdapter, Loading, Output, Pooling, Precision, Provisional, Sampling, Stats, ToExecutor, ToGateway,
         TokenOutput, UnloadAdapter, Welcome, WireError, WorkerStats,
     },
 };
@@ -43,6 +43,7 @@ fn generate() -> Generate {
         provisional: Provisional::Wanted,
         precision: Precision::Serving,
         grammar: Some("{}".to_owned()),
+        pooling: Some(Pooling::Mean),
     }
 }
 
@@ -77,6 +78,7 @@ fn output() -> Output {
         tokens: vec![token.clone()],
         provisional: vec![3],
         prompt: vec![token],
+        embedding: vec![0.5, -1.0],
         cached_tokens: 16,
         queued_us: 10,
         load_wait_us: 5,
