@@ -103,7 +103,7 @@ async fn what_is_not_honoured_is_refused_by_name() {
         (json!(7), json!({}), "invalid_value", "input"),
         (json!([[999]]), json!({}), "invalid_value", "input"),
         (json!(many), json!({}), "invalid_value", "input"),
-        (json!([257; 600]), json!({}), "context_length_exceeded", "input"),
+        (json!(vec![257; 600]), json!({}), "context_length_exceeded", "input"),
         (json!("a"), json!({ "dimensions": 8 }), "unsupported_parameter", "dimensions"),
         (json!("a"), json!({ "pooling": "max" }), "invalid_value", "pooling"),
         (json!("a"), json!({ "encoding_format": "int8" }), "invalid_value", "encoding_format"),
