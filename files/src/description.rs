@@ -92,7 +92,8 @@ mod tests {
         let own = |a: &str, b: &str| (a.to_owned(), b.to_owned());
         assert_eq!(described(r#"{"model_type":"qwen2","torch_dtype":"bfloat16"}"#), own("qwen2", "BF16"));
         assert_eq!(described(r#"{"model_type":"llama","dtype":"float16"}"#), own("llama", "F16"));
-        let gptq = r#"{"model_type":"llama","torch_dtype":"float16","quantization_config":{"quant_method":"gptq"}}"#;
+        let gptq =
+            r#"{"model_type":"llama","torch_dtype":"float16","quantization_config":{"quant_method":"gptq"}}"#;
         assert_eq!(described(gptq), own("llama", "GPTQ"));
         for nothing in ["{}", "[", r#"{"model_type":7}"#] {
             assert_eq!(described(nothing), own("", ""));

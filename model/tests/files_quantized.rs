@@ -35,7 +35,9 @@ fn open_with(
 ) -> Result<SafetensorsSource, SafetensorsSourceError> {
     let mut entries: Vec<Entry> = tiny_entries(&[]);
     entries.retain(|entry| entry.0 != format!("{LAYER}.weight"));
-    entries.extend(parts.into_iter().map(|(part, kind, shape, data)| (format!("{LAYER}.{part}"), kind, shape, data)));
+    entries.extend(
+        parts.into_iter().map(|(part, kind, shape, data)| (format!("{LAYER}.{part}"), kind, shape, data)),
+    );
     let mut config = tiny_json();
     config["quantization_config"] = json!({ "quant_method": "gptq", "bits": 4, "group_size": 16 });
     let directory = tempfile::tempdir().unwrap();
@@ -83,7 +85,9 @@ fn parts_that_are_missing_or_do_not_fit_are_refused_by_name() {
     }
     assert_says(open_with(parts().into_iter().skip(1)), &["q_proj", "missing"]);
     let with = |part: &str, shape: Vec<usize>, data: Vec<u8>| {
-        let change = |(name, kind, old, bytes)| if name == part { (name, kind, shape.clone(), data.clone()) } else { (name, kind, old, bytes) };
+        let change = |(name, kind, old, bytes)| {
+            if name == part { (name, kind, shape.clone(), data.clone()) } else { (name, kind, old, bytes) }
+        };
         open_with(parts().map(change))
     };
     assert_says(with("qweight", vec![32, 4], vec![0; 512]), &["qweight", "[32, 4]", "[4, 32]"]);
@@ -93,6 +97,7 @@ fn parts_that_are_missing_or_do_not_fit_are_refused_by_name() {
     assert_says(with("g_idx", vec![32], vec![255; 128]), &["g_idx", "group 4294967295", "2"]);
     let strange = ("strange", "I32", vec![1], vec![0; 4]);
     assert_says(open_with(parts().into_iter().chain([strange])), &["strange", "not supported"]);
-    let long = parts().map(|part| if part.0 == "qweight" { ("qweight", "I64", vec![2, 32], vec![0; 512]) } else { part });
+    let long = parts()
+        .map(|part| if part.0 == "qweight" { ("qweight", "I64", vec![2, 32], vec![0; 512]) } else { part });
     assert_says(open_with(long), &["q_proj"]);
 }

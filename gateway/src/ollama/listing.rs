@@ -130,7 +130,8 @@ fn model(
     serving: &Serving,
 ) -> Value {
     let Description { architecture, weights } = &serving.text.facts().description;
-    let families: Vec<&str> = Some(architecture.as_str()).filter(|name| !name.is_empty()).into_iter().collect();
+    let families: Vec<&str> =
+        Some(architecture.as_str()).filter(|name| !name.is_empty()).into_iter().collect();
     json!({
         "name": name, "model": name, "modified_at": rfc3339(Duration::from_secs(since)), "size": bytes, "digest": digest,
         // What is not known is empty, as with Ollama.

@@ -109,8 +109,9 @@ impl SafetensorsSource {
     /// The tensors that there are to be. Quantized layers have a bias wherever their files have one.
     fn expected(&self, biased: &[Target]) -> Vec<TensorId> {
         let required: Vec<TensorId> = layout::required_tensors(&self.config, biased).collect();
-        let is_stored =
-            |id: &TensorId| self.quantization.is_some() && self.shards.tensor(&tensor_name(&self.config, *id)).is_some();
+        let is_stored = |id: &TensorId| {
+            self.quantization.is_some() && self.shards.tensor(&tensor_name(&self.config, *id)).is_some()
+        };
         let biases = (0..self.config.layers)
             .flat_map(|layer| BLOCK_TARGETS.map(|target| TensorId::Bias(layer, target)))
             .filter(|id| is_stored(id) && !required.contains(id));
