@@ -8,6 +8,7 @@ use std::{
     sync::Arc,
 };
 
+use kernels::lora::LoraPrecision;
 use model::{
     adapter::Adapter,
     deltas::prepared::PreparedAdapter,
@@ -57,10 +58,12 @@ fn adapter(model: &Path, path: &Path) -> Arc<PreparedAdapter> {
 
 #[test]
 fn every_model_and_adapter_gives_the_logits_and_tokens_of_transformers() {
-    // Weights of 16 bits meet activations of 16 bits; all others must agree to 1e-3.
-    // So do activations of 15 bits and weights of 4 or 8.
-    let is_rounded = |name: &str| ["bf16", "gptq", "awq"].iter().any(|part| name.contains(part));
-    let tolerance = |name: &str| if is_rounded(name) { 0.15 } else { 1e-3 };
+    // Weights of 16 bits meet activations of 16 bits, and those of 4 or 8 rounded ones; all others must agree to 1e-3.
+    let tolerance = |name: &str| match name {
+        _ if name.contains("gptq") || name.contains("awq") => 0.3,
+        _ if name.contains("bf16") => 0.15,
+        _ => 1e-3,
+    };
     check_all(&golden_dir(), tolerance, resident, |_, model, path| adapter(model, path));
 }
 
@@ -76,8 +79,14 @@ fn quantized_layers_are_the_weights_that_they_stand_for() {
         let options = ResidentOptions { cores: vec![0], kv_bytes: 16 << 20, kv_dtype: KvDtype::F32 };
         ResidentModel::new(LoadedWeights::load(&source, 1).unwrap(), &options).unwrap()
     };
-    let tolerance = |name: &str| if name.contains("bf16") { 0.15 } else { 1e-3 };
-    check_all(&golden_dir(), tolerance, load, |_, model, path| adapter(model, path));
+    // Nothing is rounded, adapters neither.
+    let adapter = |pass: &ResidentModel, _: &Path, path: &Path| {
+        let adapter = Adapter::read(path, pass.config()).unwrap();
+        Arc::new(PreparedAdapter::new(&adapter, pass.config(), LoraPrecision::Exact).unwrap())
+    };
+    // But minima and weights of 16 bits, in some of these (`sources::safetensors::quantized`).
+    let tolerance = |name: &str| if name.contains("gptq") || name.contains("awq") { 1e-2 } else { 1e-3 };
+    check_all(&golden_dir(), tolerance, load, adapter);
 }
 
 #[test]

@@ -96,7 +96,7 @@ impl SafetensorsSource {
         known.insert(name_of(TensorId::Weight(0, Target::LmHead)));
         // Old files keep the rotary frequencies, which the configuration gives as well.
         let unknown = |name: &&str| !known.contains(*name) && !name.ends_with(".rotary_emb.inv_freq");
-        let others = self.shards.others().map(|(name, _)| name);
+        let others = self.shards.others().map(|other| other.name.as_str());
         match self.shards.names().chain(others).find(unknown) {
             None => Ok(()),
             Some(tensor) => Err(SafetensorsSourceError::UnknownTensor {

@@ -75,8 +75,8 @@ impl Shards {
             .map_err(|source| SafetensorsSourceError::Read { path: path.to_path_buf(), source })?;
         let Contents { tensors, others, header_bytes } = read_all_contents(&map, MAX_HEADER_BYTES)
             .map_err(|source| SafetensorsSourceError::Weights { path: path.to_path_buf(), source })?;
-        if let Some((name, other)) = others.first().filter(|_| types == OtherTypes::Refused) {
-            let (path, source) = (path.to_path_buf(), other.refused(name));
+        if let Some(other) = others.first().filter(|_| types == OtherTypes::Refused) {
+            let (path, source) = (path.to_path_buf(), other.clone().into());
             return Err(SafetensorsSourceError::Weights { path, source });
         }
         let shard = self.files.len();
@@ -87,9 +87,9 @@ impl Shards {
                 return Err(twice(name));
             }
         }
-        for (name, other) in others {
-            if self.others.insert(name.clone(), (shard, other)).is_some() {
-                return Err(twice(name));
+        for other in others {
+            if let Some((_, other)) = self.others.insert(other.name.clone(), (shard, other)) {
+                return Err(twice(other.name));
             }
         }
         Ok(())
@@ -106,8 +106,8 @@ impl Shards {
     }
 
     /// The tensors of other types, if they were not refused.
-    pub(crate) fn others(&self) -> impl Iterator<Item = (&str, &OtherTensor)> {
-        self.others.iter().map(|(name, (_, other))| (name.as_str(), other))
+    pub(crate) fn others(&self) -> impl Iterator<Item = &OtherTensor> {
+        self.others.values().map(|(_, other)| other)
     }
 
     /// Shape and data of a tensor of 32-bit integers, if they were not refused.
