@@ -85,7 +85,7 @@ fn quantized_layers_are_the_weights_that_they_stand_for() {
         Arc::new(PreparedAdapter::new(&adapter, pass.config(), LoraPrecision::Exact).unwrap())
     };
     // But minima and weights of 16 bits, in some of these (`sources::safetensors::quantized`).
-    let tolerance = |name: &str| if name.contains("gptq") || name.contains("awq") { 1e-2 } else { 1e-3 };
+    let tolerance = |name: &str| if name.contains("gptq") || name.contains("awq") { 5e-2 } else { 1e-3 };
     check_all(&golden_dir(), tolerance, load, adapter);
 }
 

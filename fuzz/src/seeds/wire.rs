@@ -173,10 +173,10 @@ pub(super) fn to_gateway() -> Vec<Seed> {
     make.refused(
         "a tag of 2 for an option",
         FORMAT,
-        [&[2][..], &[1, 0, 0, 0], &[0; 48], &[2, 0]].concat(),
+        [&[2][..], &[1, 0, 0, 0], &[0; 52], &[2, 0]].concat(),
         "Option",
     );
-    let empty = Output { tokens: vec![], prompt: vec![], finish: None, ..output() };
+    let empty = Output { tokens: vec![], prompt: vec![], embedding: vec![], finish: None, ..output() };
     let many = ToGateway::Outputs(vec![empty; 200_000]).to_bytes();
     make.valid("200,000 empty outputs", many);
     make.refused(

@@ -101,8 +101,8 @@ async fn what_is_not_honoured_is_refused_by_name() {
     let harness = Harness::start(embed()).await;
     let many: Vec<&str> = vec!["a"; 2049];
     for (input, more, code, param) in [
-        (json!(null), json!({}), "missing_parameter", "input"),
-        (json!([]), json!({}), "missing_parameter", "input"),
+        (json!(null), json!({}), "missing_required_parameter", "input"),
+        (json!([]), json!({}), "missing_required_parameter", "input"),
         (json!(7), json!({}), "invalid_value", "input"),
         (json!([[999]]), json!({}), "invalid_value", "input"),
         (json!(many), json!({}), "invalid_value", "input"),

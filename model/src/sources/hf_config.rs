@@ -10,7 +10,10 @@ use crate::shape::{
     layout::{self, ConfigError},
     source::Target,
 };
-use crate::sources::{gemma, safetensors::quantized::Quantization};
+use crate::sources::{
+    gemma,
+    quantization::{Quantization, Unsupported},
+};
 
 /// Why a `config.json` is refused.
 #[derive(Debug, thiserror::Error)]
@@ -150,12 +153,14 @@ impl HfConfig {
         layout::check_config(&model)?;
         let norms =
             if architecture == Architecture::Gemma3 { StoredNorms::LessOne } else { StoredNorms::Whole };
-        let quantization = raw.quantization_config.as_ref().map(Quantization::parse).transpose()?;
+        let quantization = raw.quantization_config.as_ref().map(Quantization::parse).transpose();
+        let quantization = quantization
+            .map_err(|Unsupported { option, value }| HfConfigError::Unsupported { option, value })?;
         Ok(Self { model, biased: raw.biased(architecture), norms, quantization })
     }
 }
 
-pub(super) fn unsupported(option: &'static str, value: impl std::fmt::Debug) -> HfConfigError {
+fn unsupported(option: &'static str, value: impl std::fmt::Debug) -> HfConfigError {
     HfConfigError::Unsupported { option, value: format!("{value:?}") }
 }
 

@@ -27,8 +27,9 @@ use crate::{
     sources::{
         hf_config::{HfConfig, StoredNorms},
         hf_names::{module_name, tensor_name},
+        quantization::Quantization,
         safetensors::{
-            quantized::{PARTS, Parts, Quantization},
+            quantized::{PARTS, Parts},
             shards::{OtherTypes, Shards},
         },
     },
