@@ -7,9 +7,9 @@ use text::tokenizer::AddSpecial;
 
 use super::{
     ask::Ask,
-    fields::{Fields, wrong},
+    fields::{Fields, token_id, wrong},
     job::{Echo, Job, Kind, MAX_PROMPTS, Prompt, namespace},
-    params::{self, Limits, MAX_LOGPROBS, Params, token_id},
+    params::{self, Limits, MAX_LOGPROBS, Params},
     target::Wanted,
 };
 use crate::{app::App, caller::Caller, errors::ApiError, lifecycle::Serving};

@@ -289,12 +289,6 @@ fn bias_of(token: &str, bias: &Value, limits: &Limits<'_>) -> Result<(u32, f32),
     }
 }
 
-/// A token id below `vocab_size`; `name` is the field it stands in.
-pub fn token_id(name: &str, value: &Value, vocab_size: u32) -> Result<u32, ApiError> {
-    let id = value.as_u64().and_then(|id| u32::try_from(id).ok()).filter(|id| *id < vocab_size);
-    id.ok_or_else(|| wrong(name, &format!("token ids from 0 to {}", vocab_size.saturating_sub(1)), value))
-}
-
 #[cfg(test)]
 mod tests {
     use shmproto::message::Provisional;

@@ -3,10 +3,7 @@
 use serde_json::Value;
 use text::stop::StopStrings;
 
-use super::{
-    fields::{Fields, wrong},
-    params::token_id,
-};
+use super::fields::{Fields, token_id, wrong};
 use crate::errors::ApiError;
 
 /// Most stop strings of a request.
