@@ -111,8 +111,9 @@ impl Answer {
     }
 
     /// What must not depend on who else is there.
-    fn content(&self) -> (&[TokenOutput], &[TokenOutput], &[f32], Option<Finish>, Option<ErrorCode>) {
-        (&self.tokens, &self.prompt, &self.embedding, self.finish, self.error)
+    fn content(&self) -> Self {
+        let Self { tokens, prompt, embedding, finish, error, .. } = self.clone();
+        Self { tokens, prompt, embedding, finish, error, ..Self::default() }
     }
 }
 

@@ -153,11 +153,14 @@ impl Texts {
     }
 }
 
+/// What finds texts in a body, and whatever else its answer needs.
+type Reader<T> = fn(&[u8]) -> Result<(Texts, T), ApiError>;
+
 /// Embeds what `read` finds in a body; what else it finds comes along.
 pub(crate) async fn embed<T: Send + 'static>(
     app: &Arc<App>,
     ask: Ask,
-    read: fn(&[u8]) -> Result<(Texts, T), ApiError>,
+    read: Reader<T>,
 ) -> Result<(Embedded, T), ApiError> {
     let shared = Arc::clone(app);
     let (mut jobs, length, rest) = app
