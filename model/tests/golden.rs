@@ -58,13 +58,26 @@ fn adapter(model: &Path, path: &Path) -> Arc<PreparedAdapter> {
 #[test]
 fn every_model_and_adapter_gives_the_logits_and_tokens_of_transformers() {
     // Weights of 16 bits meet activations of 16 bits; all others must agree to 1e-3.
-    let tolerance = |name: &str| if name.contains("bf16") { 0.15 } else { 1e-3 };
+    // So do activations of 15 bits and weights of 4 or 8.
+    let is_rounded = |name: &str| ["bf16", "gptq", "awq"].iter().any(|part| name.contains(part));
+    let tolerance = |name: &str| if is_rounded(name) { 0.15 } else { 1e-3 };
     check_all(&golden_dir(), tolerance, resident, |_, model, path| adapter(model, path));
 }
 
 #[test]
 fn hidden_states_are_those_of_transformers() {
     check_embeddings(&golden_dir(), 1e-3, resident, |_, model, path| adapter(model, path));
+}
+
+#[test]
+fn quantized_layers_are_the_weights_that_they_stand_for() {
+    let load = |path: &Path| {
+        let source = Dequantized(open(path).unwrap());
+        let options = ResidentOptions { cores: vec![0], kv_bytes: 16 << 20, kv_dtype: KvDtype::F32 };
+        ResidentModel::new(LoadedWeights::load(&source, 1).unwrap(), &options).unwrap()
+    };
+    let tolerance = |name: &str| if name.contains("bf16") { 0.15 } else { 1e-3 };
+    check_all(&golden_dir(), tolerance, load, |_, model, path| adapter(model, path));
 }
 
 #[test]

@@ -6,8 +6,8 @@ use shmproto::{
     layer::control::SessionStats,
     message::{
         AdapterStats, ColdStart, DeviceFacts, DeviceKind, DraftKind, ErrorCode, Finish, Generate, Hello,
-        LayerRoute, LayerSession, LayerStats, Output, PROTOCOL_VERSION, Pooling, Precision, Provisional, Sampling,
-        SpeculationStats, Stats, TenantUse, ToExecutor, ToGateway, TokenOutput, Welcome, WireError,
+        LayerRoute, LayerSession, LayerStats, Output, PROTOCOL_VERSION, Pooling, Precision, Provisional,
+        Sampling, SpeculationStats, Stats, TenantUse, ToExecutor, ToGateway, TokenOutput, Welcome, WireError,
         WorkerStats,
     },
 };

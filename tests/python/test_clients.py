@@ -215,7 +215,9 @@ def test_models_of_ollamas_and_what_is_refused(plain):
     (base,) = [model for model in plain.list().models if model.model == MODEL]
     assert base.size > 0 and len(base.digest) == 64 and base.modified_at
     assert MODEL in {model.model for model in plain.ps().models}
-    assert plain.show(MODEL).modelinfo["base.context_length"] > 0
+    shown = plain.show(MODEL)
+    assert shown.modelinfo["llama.context_length"] > 0
+    assert (shown.details.family, shown.details.quantization_level) == ("llama", "Q4_1")
     for refused in (
         lambda: plain.pull("llama3"),
         lambda: plain.create("mine", from_=MODEL),

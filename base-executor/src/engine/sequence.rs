@@ -29,13 +29,13 @@ use policy::batch::{Report, Stage};
 use shmproto::message::{Finish, Output, Pooling, Provisional, TokenOutput};
 
 pub(crate) use self::opening::failure;
-use self::{
-    opening::{Admission, Opening},
-    pooling::Pool,
-};
 pub(super) use self::{
     entry::{Entry, Fetched},
     grown::{Fork, Grown, Verified},
+};
+use self::{
+    opening::{Admission, Opening},
+    pooling::Pool,
 };
 use super::{commission::Commission, computing::Drawing, event::Caller};
 use crate::grammars::Guide;

@@ -121,12 +121,7 @@ pub(crate) fn prompts(
     }
 }
 
-fn prompt(
-    serving: &Serving,
-    field: &'static str,
-    value: Value,
-    add: AddSpecial,
-) -> Result<Prompt, ApiError> {
+fn prompt(serving: &Serving, field: &'static str, value: Value, add: AddSpecial) -> Result<Prompt, ApiError> {
     match value {
         Value::String(text) => Ok(Prompt { tokens: serving.text.encode(&text, add)?, text: Some(text) }),
         Value::Array(items) => token_prompt(serving, field, &items),

@@ -98,8 +98,7 @@ impl<'a> Writer<'a> {
         if has_content(piece) {
             let delta = Delta { content: Some(&piece.text), ..Delta::default() };
             let (job, wanted) = (&self.answer.job, self.answer.job.logprobs.is_some());
-            let logprobs =
-                wanted.then(|| logprobs::chat(job.text(), job.params.token_names, &piece.scored));
+            let logprobs = wanted.then(|| logprobs::chat(job.text(), job.params.token_names, &piece.scored));
             let token_ids = token_ids(self.answer, &piece.scored);
             self.event(ChatDelta { logprobs, token_ids, ..delta_of(index, delta) });
         }

@@ -9,7 +9,7 @@ use axum::{
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
-use shmproto::message::{Precision, Sampling, TokenOutput};
+use shmproto::message::{Sampling, TokenOutput};
 use text::stop::StopStrings;
 use training_protocol::session::Refusal;
 
@@ -22,9 +22,7 @@ use crate::{
     lifecycle::Serving,
     openai::{
         answer::Answer,
-        delivery::Delivery,
         job::{Echo, Job, Kind, Prompt, namespace},
-        logprobs::TokenNames,
         params::{EndTokens, MAX_LOGPROBS, Params},
         target::Target,
     },

@@ -49,7 +49,10 @@ async fn each_text_is_a_vector_of_length_one_in_its_order() {
     let expected = [[97.0, 3.0f64], [99.0, 2.0]];
     for (vector, expected) in vectors(&answer).iter().zip(expected) {
         let length = expected[0].hypot(expected[1]);
-        assert!((vector[0] - expected[0] / length).abs() < 1e-6 && (vector[1] - expected[1] / length).abs() < 1e-6);
+        assert!(
+            (vector[0] - expected[0] / length).abs() < 1e-6
+                && (vector[1] - expected[1] / length).abs() < 1e-6
+        );
     }
     let sent = harness.executor().generates();
     assert!(sent.iter().all(|one| one.pooling == Some(Pooling::Last) && one.stop_tokens.contains(&256)));
@@ -103,7 +106,7 @@ async fn what_is_not_honoured_is_refused_by_name() {
         (json!(7), json!({}), "invalid_value", "input"),
         (json!([[999]]), json!({}), "invalid_value", "input"),
         (json!(many), json!({}), "invalid_value", "input"),
-        (json!([257; 600]), json!({}), "context_length_exceeded", "input"),
+        (json!(vec![257; 600]), json!({}), "context_length_exceeded", "input"),
         (json!("a"), json!({ "dimensions": 8 }), "unsupported_parameter", "dimensions"),
         (json!("a"), json!({ "pooling": "max" }), "invalid_value", "pooling"),
         (json!("a"), json!({ "encoding_format": "int8" }), "invalid_value", "encoding_format"),
@@ -132,7 +135,8 @@ async fn ollamas_routes_give_vectors_in_their_own_shapes() {
     let answer = harness.client.post("/api/embed", &ask).await.json();
     assert_eq!((&answer["model"], &answer["prompt_eval_count"]), (&json!("base"), &json!(5)));
     let rows = answer["embeddings"].as_array().unwrap();
-    let length = |row: &Value| row.as_array().unwrap().iter().map(|x| x.as_f64().unwrap().powi(2)).sum::<f64>();
+    let length =
+        |row: &Value| row.as_array().unwrap().iter().map(|x| x.as_f64().unwrap().powi(2)).sum::<f64>();
     assert!(rows.len() == 2 && rows.iter().all(|row| (length(row) - 1.0).abs() < 1e-6), "{answer}");
     assert!(answer["total_duration"].as_u64().unwrap() > 0);
     let old = json!({ "model": "base", "prompt": "ab" });

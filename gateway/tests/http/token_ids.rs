@@ -62,7 +62,8 @@ async fn a_stream_tells_the_prompts_ids_first_and_then_those_of_each_piece() {
 #[tokio::test]
 async fn the_tokens_of_a_stop_string_are_among_the_ids() {
     let harness = Harness::start(say("hi there")).await;
-    let answer = harness.client.post(TEXT, &text(&json!({ "return_token_ids": true, "stop": " t" }))).await.json();
+    let answer =
+        harness.client.post(TEXT, &text(&json!({ "return_token_ids": true, "stop": " t" }))).await.json();
     let choice = &answer["choices"][0];
     assert_eq!((&choice["text"], &choice["token_ids"]), (&json!("hi"), &json!([104, 105, 32, 116])));
 }
@@ -83,8 +84,12 @@ async fn a_prompt_is_scored_token_by_token_by_id() {
     let sent = harness.executor().generates();
     assert_eq!(answer["prompt_logprobs"].as_array().unwrap().len(), sent[1].prompt.len());
     assert_eq!((sent[0].prompt_logprobs, sent[0].logprobs), (Some(2), None));
-    let scored = harness.client.post(TEXT, &text(&json!({ "prompt_logprobs": 0, "max_tokens": 0 }))).await.json();
-    assert_eq!(scored["choices"][0]["prompt_logprobs"][1], json!({ "97": { "logprob": -0.25, "rank": null, "decoded_token": "a" } }));
+    let scored =
+        harness.client.post(TEXT, &text(&json!({ "prompt_logprobs": 0, "max_tokens": 0 }))).await.json();
+    assert_eq!(
+        scored["choices"][0]["prompt_logprobs"][1],
+        json!({ "97": { "logprob": -0.25, "rank": null, "decoded_token": "a" } })
+    );
 }
 
 #[tokio::test]

@@ -62,7 +62,7 @@ impl AdapterRows {
     pub fn of(batch: &[SequenceSlice<'_, PreparedAdapter>]) -> Self {
         Self {
             rows: runs(batch, |slice| slice.tokens.len()),
-            head_rows: runs(batch, SequenceSlice::logit_rows),
+            head_rows: runs(batch, |slice| slice.logit_rows()),
             virtual_rows: virtual_rows(batch),
         }
     }

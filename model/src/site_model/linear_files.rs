@@ -151,11 +151,11 @@ impl LinearFiles {
 
     fn refuse_other_types(&self, directory: &Path) -> Result<(), SiteModelError> {
         let is_linear = |name: &str| linear_name(name).is_some();
-        match self.shards.others().iter().find(|other| other.shape.len() == 2 && is_linear(&other.name)) {
+        match self.shards.others().find(|(name, other)| other.shape.len() == 2 && is_linear(name)) {
             None => Ok(()),
-            Some(other) => {
+            Some((name, other)) => {
                 let reason = format!("is of type {:?}; F32, F16 and BF16 are read", other.kind);
-                Err(refused(directory, &other.name, reason))
+                Err(refused(directory, name, reason))
             }
         }
     }

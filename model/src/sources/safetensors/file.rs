@@ -50,16 +50,16 @@ impl StoredTensor {
 /// A stored tensor of a type that is not computed with.
 #[derive(Debug, Clone)]
 pub(crate) struct OtherTensor {
-    pub(crate) name: String,
     pub(crate) kind: Dtype,
     pub(crate) shape: Vec<usize>,
     /// Where its data lie inside the file.
     pub(crate) range: Range<usize>,
 }
 
-impl From<OtherTensor> for SafetensorsFormatError {
-    fn from(other: OtherTensor) -> Self {
-        Self::UnsupportedType { tensor: other.name, kind: other.kind }
+impl OtherTensor {
+    /// Why a file with it, under this name, is refused where it is not needed.
+    pub(crate) fn refused(&self, name: &str) -> SafetensorsFormatError {
+        SafetensorsFormatError::UnsupportedType { tensor: name.to_owned(), kind: self.kind }
     }
 }
 
@@ -67,7 +67,7 @@ impl From<OtherTensor> for SafetensorsFormatError {
 #[derive(Debug)]
 pub(crate) struct Contents {
     pub(crate) tensors: Vec<(String, StoredTensor)>,
-    pub(crate) others: Vec<OtherTensor>,
+    pub(crate) others: Vec<(String, OtherTensor)>,
     /// Where the tensors' data begin.
     pub(crate) header_bytes: usize,
 }
@@ -95,11 +95,11 @@ pub(crate) fn read_all_contents(
         let (shape, range) = (info.shape.clone(), start + begin..start + end);
         match tensor_type(info.dtype) {
             Some(kind) => tensors.push((name, StoredTensor { kind, shape, range })),
-            None => others.push(OtherTensor { name, kind: info.dtype, shape, range }),
+            None => others.push((name, OtherTensor { kind: info.dtype, shape, range })),
         }
     }
     tensors.sort_by(|(left, _), (right, _)| left.cmp(right));
-    others.sort_by(|left, right| left.name.cmp(&right.name));
+    others.sort_by(|(left, _), (right, _)| left.cmp(right));
     Ok(Contents { tensors, others, header_bytes: start })
 }
 
