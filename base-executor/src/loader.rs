@@ -141,7 +141,7 @@ fn load<L: Loader>(
     let id = AdapterId::new(TenantId(call.owner), generation);
     let mut claim = budget.claim(id, loader.least_bytes(&adapter))?;
     let (rank, modules) = (saturate(method.rank()), saturate(method.linear_layers()));
-    let virtual_tokens = method.virtual_tokens();
+    let (virtual_tokens, invocation) = (method.virtual_tokens(), method.invocation().cloned());
     failpoint::pass("executor.adapter_claimed");
     let Ready { adapter, bytes, role } = loader.prepare(adapter).map_err(|error| match error {
         PrepareError::Invalid(cause) => invalid(cause),
@@ -151,7 +151,7 @@ fn load<L: Loader>(
         return Err(LoadError::Internal { path: call.path.clone() });
     }
     claim.resize(bytes)?;
-    Ok(Prepared { adapter, claim, generation, rank, modules, virtual_tokens, role })
+    Ok(Prepared { adapter, claim, generation, rank, modules, virtual_tokens, invocation, role })
 }
 
 fn saturate(count: usize) -> u32 {

@@ -20,6 +20,7 @@ fn generate() -> Generate {
         request: 1,
         adapter: Some([3; 32]),
         namespace: [4; 32],
+        base_namespace: [0; 32],
         owner: [0; 32],
         prompt: vec![1, 2, 3],
         generated: 0,
