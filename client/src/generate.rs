@@ -11,12 +11,14 @@ mod verify;
 
 use std::{
     ops::ControlFlow,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
-use cache::{Trail, Cursor, Namespace};
+use cache::{Cursor, Namespace, Trail};
 use ids::{BlockId, TenantId};
 use model::{
+    deltas::prepared::PreparedAdapter,
     forward::{BLOCK_TOKENS, LogitRows, SequenceSlice},
     sampling::{SamplingParams, TokenCounts, sample},
 };
