@@ -22,6 +22,7 @@ mod refusals;
 mod responses;
 mod service;
 mod streaming;
+mod sums;
 mod targets;
 mod tinker;
 mod tools;

@@ -6,7 +6,7 @@ use super::{
     draft,
     error::AdapterError,
     limits::MAX_RANK,
-    matrix::StoredModule,
+    matrix::{StoredMatrix, StoredModule},
     options::{Options, as_count, option_error},
     patterns::ByPattern,
     selection::{Selected, Selection},
@@ -23,6 +23,9 @@ const HISTORY: [&str; 5] =
 
 /// Initializations that leave the base model's weights alone. The others subtract what they put into the adapter.
 const INITIALIZATIONS: [&str; 3] = ["gaussian", "eva", "orthogonal"];
+
+/// The option that gives each layer a magnitude.
+pub(super) const DORA: &str = "use_dora";
 
 /// How the scale follows from alpha and rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,6 +47,8 @@ pub(super) struct LoraConfig {
     scaling: Scaling,
     /// Layers of the base that a draft computes; `None` for an adapter that answers.
     draft_layers: Option<usize>,
+    /// Whether each layer has a magnitude.
+    is_dora: bool,
 }
 
 impl LoraConfig {
@@ -59,7 +64,11 @@ impl LoraConfig {
             alphas: options.by_pattern("alpha_pattern", Value::as_f64)?,
             scaling,
             draft_layers: draft::take_layers(options, model)?,
+            is_dora: options.flag(DORA)?,
         };
+        if config.is_dora && config.draft_layers.is_some() {
+            return Err(options.problem(DORA, "is true, and a draft is none; train it as plain LoRA"));
+        }
         options.refuse_the_rest(&HISTORY)?;
         Ok(config)
     }
@@ -67,6 +76,25 @@ impl LoraConfig {
     /// Layers of the base that a draft computes; `None` for an adapter that answers.
     pub(super) fn draft_layers(&self) -> Option<usize> {
         self.draft_layers
+    }
+
+    /// Whether each layer has a [magnitude](Self::magnitude).
+    pub(super) fn is_dora(&self) -> bool {
+        self.is_dora
+    }
+
+    /// The magnitude of a linear layer that is adapted, of a DoRA.
+    pub(super) fn magnitude<'a>(
+        &self,
+        weights: &mut WeightFile<'a>,
+        model: &ModelConfig,
+        (layer, target): (usize, Target),
+    ) -> Result<StoredMatrix<'a>, AdapterError> {
+        let tensor = format!("{}.lora_magnitude_vector", module_name(layer, target));
+        let Some(named) = weights.take(&tensor) else {
+            return Err(AdapterError::Missing { path: weights.path().to_path_buf(), tensor });
+        };
+        weights.vector(named, linear_shape(model, target)[0])
     }
 
     /// The adapted linear layer, if there is one.

@@ -47,7 +47,7 @@ pub(super) fn read(directory: &Path, model: &ModelConfig) -> Result<AnyAdapter, 
         (StoredMethod::Lora(modules), Some(shape)) => {
             assemble_draft(path, shape, modules, base_model).map(AnyAdapter::Drafts)
         }
-        (method, _) => assemble(path, method, base_model).map(AnyAdapter::Answers),
+        (method, _) => assemble(path, method, base_model),
     }
 }
 
@@ -117,7 +117,15 @@ impl<'a> Files<'a> {
         Ok(match config {
             MethodConfig::Lora(config) => {
                 let read = layers.filter_map(|place| config.module(weights, model, place).transpose());
-                StoredMethod::Lora(read.collect::<Result<_, _>>()?)
+                let modules = read.collect::<Result<Vec<_>, _>>()?;
+                if !config.is_dora() {
+                    return Ok(StoredMethod::Lora(modules));
+                }
+                let with_magnitude = modules.into_iter().map(|module| {
+                    let magnitude = config.magnitude(weights, model, (module.layer, module.target))?;
+                    Ok((module, magnitude))
+                });
+                StoredMethod::Dora(with_magnitude.collect::<Result<_, AdapterError>>()?)
             }
             MethodConfig::Ia3(config) => {
                 let read = layers.filter_map(|place| config.vector(weights, model, place).transpose());
@@ -144,7 +152,11 @@ impl<'a> Files<'a> {
         let layers = linear_layers(model);
         match config {
             MethodConfig::Lora(config) => {
-                layers.filter_map(|place| config.module(weights, model, place).err()).collect()
+                let mut problem = |place| match config.module(weights, model, place) {
+                    Ok(Some(_)) if config.is_dora() => config.magnitude(weights, model, place).err(),
+                    module => module.err(),
+                };
+                layers.filter_map(&mut problem).collect()
             }
             MethodConfig::Ia3(config) => {
                 layers.filter_map(|place| config.vector(weights, model, place).err()).collect()

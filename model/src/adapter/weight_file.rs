@@ -100,6 +100,20 @@ impl<'a> WeightFile<'a> {
         }
     }
 
+    /// The numbers of a tensor that must have one dimension, of `expected`.
+    pub(super) fn vector(
+        &self,
+        (name, stored): Named,
+        expected: usize,
+    ) -> Result<StoredMatrix<'a>, AdapterError> {
+        if stored.shape.as_slice() == [expected] {
+            let flat = StoredTensor { shape: vec![1, expected], ..stored };
+            return self.matrix((name, flat), [1, expected]);
+        }
+        let (path, found) = (self.path.clone(), stored.shape);
+        Err(AdapterError::Shape { path, tensor: name, expected: [1, expected], found })
+    }
+
     /// Takes the shortlist of a draft, if there is one: its numbers.
     pub(super) fn take_shortlist(&mut self) -> Result<Option<Vec<i64>>, AdapterError> {
         let Some(OtherTensor { name, shape, range, .. }) = self.shortlist.take() else { return Ok(None) };
