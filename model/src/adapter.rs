@@ -15,6 +15,7 @@ pub mod limits;
 mod lora;
 mod matrix;
 mod method;
+pub mod named;
 mod options;
 mod patterns;
 mod peft;
@@ -22,6 +23,7 @@ mod prefix;
 mod selection;
 pub mod sum;
 mod weight_file;
+pub mod writing;
 
 use std::path::Path;
 
@@ -65,7 +67,7 @@ impl AnyAdapter {
                 _ => Err(AdapterError::NotAnAdapter { path: path.to_path_buf() }),
             };
         }
-        if path.join(peft::CONFIG_FILE).exists() {
+        if path.join(writing::CONFIG_FILE).exists() {
             return peft::read(path, config);
         }
         match model_files::gguf_files(path).map_err(failed)?.as_slice() {

@@ -38,6 +38,20 @@ pub(super) struct StoredModule<'a> {
     pub(super) b: StoredMatrix<'a>,
 }
 
+/// What is done to a linear layer of whatever base, as a file stores it.
+pub(super) struct StoredFactors<'a> {
+    pub(super) rank: usize,
+    pub(super) scale: f32,
+    pub(super) inputs: usize,
+    pub(super) outputs: usize,
+    /// `[rank, in]`.
+    pub(super) a: StoredMatrix<'a>,
+    /// `[out, rank]`.
+    pub(super) b: StoredMatrix<'a>,
+    /// `[out]`, of a DoRA.
+    pub(super) magnitude: Option<StoredMatrix<'a>>,
+}
+
 /// A scaled linear layer as a file stores it.
 pub(super) struct StoredVector<'a> {
     pub(super) layer: usize,
@@ -164,7 +178,7 @@ fn assemble_prefix(path: &Path, stored: &StoredPrefix<'_>) -> Result<Assembled, 
 }
 
 /// The numbers of a matrix, all of them finite.
-fn decode(path: &Path, matrix: &StoredMatrix<'_>) -> Result<Vec<f32>, AdapterError> {
+pub(super) fn decode(path: &Path, matrix: &StoredMatrix<'_>) -> Result<Vec<f32>, AdapterError> {
     let (words, _) = matrix.bytes.as_chunks();
     let (halves, _) = matrix.bytes.as_chunks();
     let numbers: Vec<f32> = match matrix.kind {

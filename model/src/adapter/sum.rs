@@ -4,7 +4,7 @@
 //! and the ranks added up. Nothing is approximated. Where all `w_i s_i` of a layer are equal they are its scale, so that factors
 //! of 16 bits stay as they are; else each is multiplied into its `A_i`.
 
-use std::collections::BTreeMap;
+use std::{cmp::Ordering, collections::BTreeMap};
 
 use ids::Generation;
 
@@ -70,11 +70,13 @@ pub struct Joined {
     pub is_verbatim: bool,
 }
 
-/// Adds up what is done to the layer called `module`: at least one, each times its weight, in this order.
+/// Adds up what is done to the layer called `module`: at least one, each times its weight. Which is named first makes no difference,
+/// to the last bit.
 ///
 /// # Errors
 /// See [`SumError`].
-pub fn join(module: &str, parts: &[(Factors<'_>, f32)]) -> Result<Joined, SumError> {
+pub fn join(module: &str, mut parts: Vec<(Factors<'_>, f32)>) -> Result<Joined, SumError> {
+    parts.sort_by(in_order);
     let rank = parts.iter().map(|(factors, _)| factors.rank).sum();
     if rank > MAX_RANK {
         return Err(SumError::Rank { module: module.to_owned(), rank });
@@ -89,7 +91,7 @@ pub fn join(module: &str, parts: &[(Factors<'_>, f32)]) -> Result<Joined, SumErr
     }
     let rows = parts.first().map_or(0, |(first, _)| first.b.len() / first.rank);
     for row in 0..rows {
-        for (factors, _) in parts {
+        for (factors, _) in &parts {
             b.extend(&factors.b[row * factors.rank..][..factors.rank]);
         }
     }
@@ -97,6 +99,20 @@ pub fn join(module: &str, parts: &[(Factors<'_>, f32)]) -> Result<Joined, SumErr
         return Ok(Joined { rank, scale, a, b, is_verbatim });
     }
     Err(SumError::Overflow { module: module.to_owned() })
+}
+
+/// One order for any of the same, from what they are alone.
+fn in_order((one, its): &(Factors<'_>, f32), (other, others): &(Factors<'_>, f32)) -> Ordering {
+    let first = (one.rank, its.to_bits(), one.scale.to_bits()).cmp(&(
+        other.rank,
+        others.to_bits(),
+        other.scale.to_bits(),
+    ));
+    first.then_with(|| bits(one.a).cmp(bits(other.a))).then_with(|| bits(one.b).cmp(bits(other.b)))
+}
+
+fn bits(numbers: &[f32]) -> impl Iterator<Item = u32> {
+    numbers.iter().map(|number| number.to_bits())
 }
 
 /// Adds up adapters of one base, each times its weight. Which is named first makes no difference, to the last bit.
@@ -107,38 +123,32 @@ pub fn sum(parts: Vec<(AnyAdapter, f32)>) -> Result<Adapter, SumError> {
     if parts.is_empty() {
         return Err(SumError::Nothing);
     }
-    let mut adapters = Vec::with_capacity(parts.len());
+    let (mut named, mut adapters) = (Vec::new(), Vec::new());
+    let mut stored_in_16_bits = true;
     for (part, weight) in parts {
-        match part {
+        let adapter = match part {
             AnyAdapter::Drafts(_) => return Err(SumError::Draft),
             AnyAdapter::Decomposed(_) => return Err(SumError::Kind(AdapterKind::Dora)),
-            AnyAdapter::Answers(Adapter {
-                method: Method::Lora(modules),
-                generation,
-                stored_in_16_bits,
-                ..
-            }) => {
-                adapters.push((generation, weight, modules, stored_in_16_bits));
-            }
-            AnyAdapter::Answers(other) => return Err(SumError::Kind(other.method.kind())),
-        }
+            AnyAdapter::Answers(adapter) => adapter,
+        };
+        let Method::Lora(modules) = adapter.method else { return Err(SumError::Kind(adapter.method.kind())) };
+        named.push((adapter.generation, weight.to_bits()));
+        stored_in_16_bits &= adapter.stored_in_16_bits;
+        adapters.push((modules, weight));
     }
-    adapters.sort_by_key(|(generation, weight, ..)| (*generation, weight.to_bits()));
-    let named = adapters.iter().map(|(generation, weight, ..)| (*generation, weight.to_bits()));
-    let generation = Generation::of_sum(named.collect());
-    let mut stored_in_16_bits = adapters.iter().all(|(.., in_16_bits)| *in_16_bits);
     let mut places: BTreeMap<_, Vec<_>> = BTreeMap::new();
-    for (_, weight, modules, _) in &adapters {
+    for (modules, weight) in &adapters {
         for module in modules {
             places.entry((module.layer, module.target)).or_default().push((factors(module), *weight));
         }
     }
     let mut modules = Vec::with_capacity(places.len());
     for ((layer, target), parts) in places {
-        let Joined { rank, scale, a, b, is_verbatim } = join(&module_name(layer, target), &parts)?;
+        let Joined { rank, scale, a, b, is_verbatim } = join(&module_name(layer, target), parts)?;
         stored_in_16_bits &= is_verbatim;
         modules.push(LoraModule { layer, target, rank, scale, a, b });
     }
+    let generation = Generation::of_sum(named);
     Ok(Adapter { generation, method: Method::Lora(modules), base_model: None, stored_in_16_bits })
 }
 
@@ -171,7 +181,8 @@ mod tests {
         let one = Factors { rank: 2, scale: 0.5, a: &a1, b: &b1 };
         let two = Factors { rank: 4, scale: 2.0, a: &a2, b: &b2 };
         for (weights, is_verbatim) in [([0.75, -0.25], false), ([4.0, 1.0], true)] {
-            let joined = join("m", &[(one, weights[0]), (two, weights[1])]).unwrap();
+            let joined = join("m", vec![(one, weights[0]), (two, weights[1])]).unwrap();
+            assert_eq!(join("m", vec![(two, weights[1]), (one, weights[0])]).as_ref(), Ok(&joined));
             assert_eq!((joined.rank, joined.is_verbatim), (6, is_verbatim));
             let Joined { rank, scale, a, b, .. } = &joined;
             let sum = product(Factors { rank: *rank, scale: *scale, a, b });
@@ -187,10 +198,10 @@ mod tests {
         let (a, b) = (vec![1.0; 600], vec![1.0; 600]);
         let half = Factors { rank: 600, scale: 1.0, a: &a, b: &b };
         assert_eq!(
-            join("m", &[(half, 1.0), (half, 1.0)]),
+            join("m", vec![(half, 1.0), (half, 1.0)]),
             Err(SumError::Rank { module: "m".to_owned(), rank: 1200 })
         );
         let large = Factors { scale: f32::MAX, ..half };
-        assert_eq!(join("m", &[(large, 2.0)]), Err(SumError::Overflow { module: "m".to_owned() }));
+        assert_eq!(join("m", vec![(large, 2.0)]), Err(SumError::Overflow { module: "m".to_owned() }));
     }
 }

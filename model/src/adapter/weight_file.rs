@@ -53,6 +53,12 @@ impl<'a> WeightFile<'a> {
         &self.path
     }
 
+    /// Names of the layers that have low-rank factors which nothing has taken.
+    pub(super) fn adapted(&self) -> Vec<String> {
+        let names = self.rest.keys().filter_map(|name| name.strip_suffix(".lora_A.weight"));
+        names.map(str::to_owned).collect()
+    }
+
     /// Whether there is a tensor of this name that nothing has taken.
     pub(super) fn has(&self, name: &str) -> bool {
         self.rest.contains_key(name)
