@@ -258,7 +258,7 @@ impl Facts {
             format!("  modules     {modules}"),
         ];
         lines.extend(match kind {
-            AdapterKind::Lora => Some(format!("  rank        {rank}")),
+            AdapterKind::Lora | AdapterKind::Dora => Some(format!("  rank        {rank}")),
             AdapterKind::Ia3 => None,
             AdapterKind::Prefix => Some(format!("  prefix      {virtual_tokens} virtual tokens")),
         });
@@ -280,6 +280,7 @@ impl Facts {
         let Self { kind, generation, modules, rank, virtual_tokens, bytes, base_model, draft, probe } = self;
         let kind = match kind {
             AdapterKind::Lora => "lora",
+            AdapterKind::Dora => "dora",
             AdapterKind::Ia3 => "ia3",
             AdapterKind::Prefix => "prefix",
         };

@@ -6,11 +6,11 @@
 
 use std::{path::Path, sync::Arc};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use files::gguf::GgufFile;
 use ids::BlockId;
 use model::{
-    adapter::AnyAdapter,
+    adapter::Adapter,
     deltas::prepared::PreparedAdapter,
     forward::{BLOCK_TOKENS, ForwardPass, LogitRows, SequenceSlice},
     precision::Precision,

@@ -84,7 +84,7 @@ impl MethodConfig {
         };
         options.one_of("task_type", &["CAUSAL_LM"])?;
         match kind {
-            AdapterKind::Lora => LoraConfig::take(options, model.layers).map(Self::Lora),
+            AdapterKind::Lora | AdapterKind::Dora => LoraConfig::take(options, model.layers).map(Self::Lora),
             AdapterKind::Ia3 => Ia3Config::take(options).map(Self::Ia3),
             AdapterKind::Prefix => PrefixConfig::take(options, model).map(Self::Prefix),
         }
