@@ -12,7 +12,7 @@ use super::{
     error::AdapterError,
     limits::{MAX_RANK, MAX_WEIGHT_BYTES},
     matrix::{StoredMatrix, StoredMethod, StoredModule, assemble},
-    method::Adapter,
+    method::AnyAdapter,
 };
 use crate::{
     shape::{
@@ -24,7 +24,7 @@ use crate::{
 };
 
 /// Reads the adapter in the file at `path`.
-pub(super) fn read(path: &Path, model: &ModelConfig) -> Result<Adapter, AdapterError> {
+pub(super) fn read(path: &Path, model: &ModelConfig) -> Result<AnyAdapter, AdapterError> {
     let bytes = whole_file::read(path, MAX_WEIGHT_BYTES)
         .map_err(|source| AdapterError::Read { path: path.to_path_buf(), source })?;
     let file = GgufFile::from_bytes(path, bytes)?;

@@ -6,7 +6,7 @@ use super::{
     draft,
     error::AdapterError,
     limits::MAX_RANK,
-    matrix::StoredModule,
+    matrix::{StoredFactors, StoredMatrix, StoredModule},
     options::{Options, as_count, option_error},
     patterns::ByPattern,
     selection::{Selected, Selection},
@@ -23,6 +23,9 @@ const HISTORY: [&str; 5] =
 
 /// Initializations that leave the base model's weights alone. The others subtract what they put into the adapter.
 const INITIALIZATIONS: [&str; 3] = ["gaussian", "eva", "orthogonal"];
+
+/// The option that gives each layer a magnitude.
+pub(super) const DORA: &str = "use_dora";
 
 /// How the scale follows from alpha and rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,11 +47,13 @@ pub(super) struct LoraConfig {
     scaling: Scaling,
     /// Layers of the base that a draft computes; `None` for an adapter that answers.
     draft_layers: Option<usize>,
+    /// Whether each layer has a magnitude.
+    is_dora: bool,
 }
 
 impl LoraConfig {
-    /// Takes and checks all of `options`.
-    pub(super) fn take(options: &mut Options<'_>, model: &ModelConfig) -> Result<Self, AdapterError> {
+    /// Takes and checks all of `options`, for a base of so many layers.
+    pub(super) fn take(options: &mut Options<'_>, base_layers: usize) -> Result<Self, AdapterError> {
         check_kind(options)?;
         let scaling = if options.flag("use_rslora")? { Scaling::ByRoot } else { Scaling::ByRank };
         let config = Self {
@@ -58,8 +63,12 @@ impl LoraConfig {
             alpha: options.number("lora_alpha")?.unwrap_or(8.0),
             alphas: options.by_pattern("alpha_pattern", Value::as_f64)?,
             scaling,
-            draft_layers: draft::take_layers(options, model)?,
+            draft_layers: draft::take_layers(options, base_layers)?,
+            is_dora: options.flag(DORA)?,
         };
+        if config.is_dora && config.draft_layers.is_some() {
+            return Err(options.problem(DORA, "is true, and a draft is none; train it as plain LoRA"));
+        }
         options.refuse_the_rest(&HISTORY)?;
         Ok(config)
     }
@@ -67,6 +76,25 @@ impl LoraConfig {
     /// Layers of the base that a draft computes; `None` for an adapter that answers.
     pub(super) fn draft_layers(&self) -> Option<usize> {
         self.draft_layers
+    }
+
+    /// Whether each layer has a [magnitude](Self::magnitude).
+    pub(super) fn is_dora(&self) -> bool {
+        self.is_dora
+    }
+
+    /// The magnitude of a linear layer that is adapted, of a DoRA.
+    pub(super) fn magnitude<'a>(
+        &self,
+        weights: &mut WeightFile<'a>,
+        module: &str,
+        outputs: usize,
+    ) -> Result<StoredMatrix<'a>, AdapterError> {
+        let tensor = format!("{module}.lora_magnitude_vector");
+        let Some(named) = weights.take(&tensor) else {
+            return Err(AdapterError::Missing { path: weights.path().to_path_buf(), tensor });
+        };
+        weights.vector(named, outputs)
     }
 
     /// The adapted linear layer, if there is one.
@@ -96,6 +124,23 @@ impl LoraConfig {
         let a = weights.matrix(a, [rank, cols])?;
         let b = weights.matrix(b, [rows, rank])?;
         Ok(Some(StoredModule { layer, target, rank, scale, a, b }))
+    }
+
+    /// What is done to the linear layer called `name`, of whatever shape that is.
+    pub(super) fn factors<'a>(
+        &self,
+        weights: &mut WeightFile<'a>,
+        name: &str,
+    ) -> Result<Option<StoredFactors<'a>>, AdapterError> {
+        let names = ["A", "B"].map(|part| format!("{name}.lora_{part}.weight"));
+        let selected = self.selection.of(name)?;
+        let Some([a, b]) = weights.take_all(name, names, selected)? else { return Ok(None) };
+        let (rank, scale) = self.rank_and_scale(name)?;
+        let (inputs, outputs) = (a.1.shape.last().copied(), b.1.shape.first().copied());
+        let (inputs, outputs) = (inputs.unwrap_or_default(), outputs.unwrap_or_default());
+        let (a, b) = (weights.matrix(a, [rank, inputs])?, weights.matrix(b, [outputs, rank])?);
+        let magnitude = if self.is_dora { Some(self.magnitude(weights, name, outputs)?) } else { None };
+        Ok(Some(StoredFactors { rank, scale, inputs, outputs, a, b, magnitude }))
     }
 
     /// Rank and scale of the linear layer called `module`.

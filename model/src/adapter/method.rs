@@ -48,31 +48,44 @@ pub struct DraftAdapter {
     pub adapter: Adapter,
 }
 
-/// An adapter of either kind.
+/// A DoRA, read and checked against the base model's shape. It answers once it has met the base's weights
+/// ([`over`](Self::over)).
+#[derive(Debug, Clone, PartialEq)]
+pub struct DoraAdapter {
+    /// The low-rank part of it, a LoRA. Its generation is that of all of this.
+    pub adapter: Adapter,
+    /// `[out]` of each of its modules.
+    pub magnitudes: Vec<Vec<f32>>,
+}
+
+/// An adapter of any kind.
 #[derive(Debug, Clone, PartialEq)]
 pub enum AnyAdapter {
     /// Requests are answered by it.
     Answers(Adapter),
     /// It guesses for the base, whoever is answered.
     Drafts(DraftAdapter),
+    /// Requests are answered by it, over the base's weights.
+    Decomposed(DoraAdapter),
 }
 
 impl AnyAdapter {
-    /// What it changes, and what it is, alone.
-    #[must_use]
-    pub fn into_adapter(self) -> Adapter {
-        match self {
-            Self::Answers(adapter) => adapter,
-            Self::Drafts(draft) => draft.adapter,
-        }
-    }
-
-    /// What it changes, and what it is.
+    /// What it is, and what it changes: of a DoRA, before it has met the base's weights.
     #[must_use]
     pub fn adapter(&self) -> &Adapter {
         match self {
             Self::Answers(adapter) => adapter,
             Self::Drafts(draft) => &draft.adapter,
+            Self::Decomposed(dora) => &dora.adapter,
+        }
+    }
+
+    /// Its method's name.
+    #[must_use]
+    pub fn kind(&self) -> AdapterKind {
+        match self {
+            Self::Decomposed(_) => AdapterKind::Dora,
+            _ => self.adapter().method.kind(),
         }
     }
 }
@@ -118,6 +131,8 @@ fn cut(head: &mut LoraModule, ids: &[u32]) {
 pub enum AdapterKind {
     /// Low-rank deltas of linear layers.
     Lora,
+    /// The same with a magnitude for each output.
+    Dora,
     /// Vectors that scale inputs or outputs of linear layers.
     Ia3,
     /// Keys and values before the first token.
@@ -128,6 +143,7 @@ impl fmt::Display for AdapterKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Lora => "LoRA",
+            Self::Dora => "DoRA",
             Self::Ia3 => "IA3",
             Self::Prefix => "prefix tuning",
         })
@@ -237,10 +253,12 @@ pub struct ScaleVector {
     pub values: Vec<f32>,
 }
 
-/// The vectors of an IA3 adapter.
+/// The vectors of an IA3 adapter, or of a DoRA.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Scales {
     vectors: Vec<ScaleVector>,
+    /// What is added behind: by layer, then target.
+    offsets: Vec<((usize, Target), Vec<f32>)>,
 }
 
 impl Scales {
@@ -249,7 +267,25 @@ impl Scales {
     #[must_use]
     pub fn new(mut vectors: Vec<ScaleVector>) -> Self {
         vectors.sort_by_key(|vector| (vector.layer, vector.target));
-        Self { vectors }
+        Self { vectors, offsets: Vec::new() }
+    }
+
+    /// The same, with vectors that are added to outputs once these are scaled; sorted by layer, then target.
+    pub(super) fn with_offsets(self, offsets: Vec<((usize, Target), Vec<f32>)>) -> Self {
+        Self { offsets, ..self }
+    }
+
+    /// What is added to the outputs of a linear layer.
+    #[must_use]
+    pub fn offset(&self, layer: usize, target: Target) -> Option<&[f32]> {
+        let at = self.offsets.binary_search_by_key(&(layer, target), |(place, _)| *place).ok()?;
+        Some(&self.offsets[at].1)
+    }
+
+    /// Whether anything is added.
+    #[must_use]
+    pub fn have_offsets(&self) -> bool {
+        !self.offsets.is_empty()
     }
 
     /// By layer, then target.
@@ -274,7 +310,9 @@ impl Scales {
     /// Bytes of all vectors.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        self.vectors.iter().map(|vector| size_of_val(&vector.values[..])).sum()
+        let vectors = self.vectors.iter().map(|vector| &vector.values);
+        let all = vectors.chain(self.offsets.iter().map(|(_, values)| values));
+        all.map(|values| size_of_val(&values[..])).sum()
     }
 }
 

@@ -68,6 +68,12 @@ impl EncodedAdapter {
         };
         Self { modules, bytes, direct, generation: adapter.generation }
     }
+
+    /// The same, with what the base's outputs are scaled with: of a DoRA.
+    #[must_use]
+    pub fn with_scales(self, scales: Scales) -> Self {
+        Self { direct: Direct::Scales(Arc::new(scales)), ..self }
+    }
 }
 
 /// An adapter ready to be computed, at its true ranks.
@@ -94,7 +100,15 @@ impl PreparedAdapter {
         config: &ModelConfig,
         precision: LoraPrecision,
     ) -> Result<Self, LayoutError> {
-        let mut encoded = EncodedAdapter::new(adapter, config, precision);
+        Self::of(EncodedAdapter::new(adapter, config, precision), config)
+    }
+
+    /// The same of an adapter that is encoded.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn of(mut encoded: EncodedAdapter, config: &ModelConfig) -> Result<Self, LayoutError> {
         let bytes: SharedBytes = Arc::new(std::mem::take(&mut encoded.bytes));
         Self::over(&encoded, config, ImageNumber::NONE, &bytes)
     }
