@@ -258,7 +258,7 @@ impl Facts {
             format!("  modules     {modules}"),
         ];
         lines.extend(match kind {
-            AdapterKind::Lora | AdapterKind::Dora => Some(format!("  rank        {rank}")),
+            AdapterKind::Lora | AdapterKind::Dora | AdapterKind::Activated => Some(format!("  rank        {rank}")),
             AdapterKind::Ia3 => None,
             AdapterKind::Prefix => Some(format!("  prefix      {virtual_tokens} virtual tokens")),
         });
@@ -281,6 +281,7 @@ impl Facts {
         let kind = match kind {
             AdapterKind::Lora => "lora",
             AdapterKind::Dora => "dora",
+            AdapterKind::Activated => "alora",
             AdapterKind::Ia3 => "ia3",
             AdapterKind::Prefix => "prefix",
         };

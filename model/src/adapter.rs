@@ -11,6 +11,7 @@ mod error;
 mod gguf;
 mod hasher;
 mod ia3;
+mod invocation;
 pub mod limits;
 mod lora;
 mod matrix;
@@ -31,6 +32,7 @@ use files::model_files;
 
 pub use self::{
     error::AdapterError,
+    invocation::Invocation,
     method::{
         Adapter, AdapterKind, AnyAdapter, DoraAdapter, DraftAdapter, DraftShape, LoraModule, Method, Prefix,
         ScaleVector, Scales, Side,

@@ -41,6 +41,7 @@ def greedy(model, prompt):
     """First-step logits, the greedy tokens that follow `prompt`, and the top-1 minus top-2 logit of each step."""
     first, tokens, margins = None, [], []
     out = model(torch.tensor([prompt]), use_cache=True)
+    offsets = offsets_of(model, prompt)
     if has_prefix(model):
         # PEFT would put the prefix before every call: only the base model goes on from a cache.
         model = model.get_base_model()
@@ -50,8 +51,24 @@ def greedy(model, prompt):
         top = torch.topk(logits, 2)
         tokens.append(int(top.indices[0]))
         margins.append(float(top.values[0] - top.values[1]))
-        out = model(torch.tensor([tokens[-1:]]), past_key_values=out.past_key_values, use_cache=True)
+        # What follows an invocation is adapted; nothing is, where there was none.
+        out = model(torch.tensor([tokens[-1:]]), past_key_values=out.past_key_values, use_cache=True, **offsets)
     return first, tokens, margins
+
+
+def invocation_of(model):
+    """The tokens that invoke an activated adapter."""
+    return getattr(model.active_peft_config, "alora_invocation_tokens", None) if isinstance(model, PeftModel) else None
+
+
+def offsets_of(model, prompt):
+    """How PEFT is told from where an activated adapter applies, once the prompt is no longer in its sight."""
+    invocation = invocation_of(model)
+    if not invocation:
+        return {}
+    size = len(invocation)
+    is_invoked = any(prompt[at : at + size] == invocation for at in range(len(prompt) - size + 1))
+    return {"alora_offsets": [1 if is_invoked else None]}
 
 
 def has_prefix(model):
@@ -425,7 +442,8 @@ def adapters_of(model):
     direct = direct_adapters()
     if model == "llama-tied":
         own = {"patterns-regex": (lora(4, ATTENTION, **regular), torch.float32)}
-        return {**standard_adapters(), **own, **direct}
+        activated = {"activated": (lora(8, ALL_LINEAR, alora_invocation_tokens=[5, 17, 99]), torch.float32)}
+        return {**standard_adapters(), **own, **direct, **activated}
     if model == "qwen3-qknorm":
         return {**standard_adapters(), "prefix": direct["prefix"]}
     if model == "qwen2-bias":
@@ -534,6 +552,10 @@ def sort_sets(path):
 def case_of(model, vocab, length, seed):
     """One case of a tiny model or adapter; `None` if a greedy choice is too close to call or the output is dull."""
     prompt = torch.randint(3, vocab, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+    if length > 7 and (invocation := invocation_of(model)):
+        # Twice: the last counts. What is shorter never invokes it.
+        for at in (length // 4, 3 * length // 4):
+            prompt[at : at + len(invocation)] = invocation
     logits, tokens, margins = greedy(model, prompt)
     if min(margins) < MIN_MARGIN or len(set(tokens)) < MIN_DISTINCT:
         return None

@@ -66,7 +66,7 @@ pub(crate) fn serialize(
 
 fn tensors<'a>(method: &'a Method, config: &ModelConfig) -> Vec<Named<'a>> {
     match method {
-        Method::Lora(modules) => modules
+        Method::Lora(modules) | Method::Activated(modules, _) => modules
             .iter()
             .flat_map(|module| {
                 let ([outputs, inputs], rank) = (linear_shape(config, module.target), module.rank);

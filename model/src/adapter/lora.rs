@@ -5,6 +5,7 @@ use serde_json::Value;
 use super::{
     draft,
     error::AdapterError,
+    invocation::Invocation,
     limits::MAX_RANK,
     matrix::{StoredFactors, StoredMatrix, StoredModule},
     options::{Options, as_count, option_error},
@@ -26,6 +27,9 @@ const INITIALIZATIONS: [&str; 3] = ["gaussian", "eva", "orthogonal"];
 
 /// The option that gives each layer a magnitude.
 pub(super) const DORA: &str = "use_dora";
+
+/// The option that makes a LoRA apply from where these tokens stand.
+const ACTIVATED: &str = "alora_invocation_tokens";
 
 /// How the scale follows from alpha and rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,11 +53,17 @@ pub(super) struct LoraConfig {
     draft_layers: Option<usize>,
     /// Whether each layer has a magnitude.
     is_dora: bool,
+    /// What invokes it, if it applies only from there.
+    invocation: Option<Invocation>,
 }
 
 impl LoraConfig {
-    /// Takes and checks all of `options`, for a base of so many layers.
-    pub(super) fn take(options: &mut Options<'_>, base_layers: usize) -> Result<Self, AdapterError> {
+    /// Takes and checks all of `options`, for a base of so many layers and such a vocabulary.
+    pub(super) fn take(
+        options: &mut Options<'_>,
+        base_layers: usize,
+        vocab_size: usize,
+    ) -> Result<Self, AdapterError> {
         check_kind(options)?;
         let scaling = if options.flag("use_rslora")? { Scaling::ByRoot } else { Scaling::ByRank };
         let config = Self {
@@ -65,7 +75,11 @@ impl LoraConfig {
             scaling,
             draft_layers: draft::take_layers(options, base_layers)?,
             is_dora: options.flag(DORA)?,
+            invocation: take_invocation(options, vocab_size)?,
         };
+        if config.invocation.is_some() && (config.is_dora || config.draft_layers.is_some()) {
+            return Err(options.problem(ACTIVATED, "is set, and a DoRA or a draft is none; train it as plain LoRA"));
+        }
         if config.is_dora && config.draft_layers.is_some() {
             return Err(options.problem(DORA, "is true, and a draft is none; train it as plain LoRA"));
         }
@@ -76,6 +90,11 @@ impl LoraConfig {
     /// Layers of the base that a draft computes; `None` for an adapter that answers.
     pub(super) fn draft_layers(&self) -> Option<usize> {
         self.draft_layers
+    }
+
+    /// What invokes it, if it applies only from there.
+    pub(super) fn invocation(&self) -> Option<&Invocation> {
+        self.invocation.as_ref()
     }
 
     /// Whether each layer has a [magnitude](Self::magnitude).
@@ -166,6 +185,15 @@ impl LoraConfig {
             Err(option_error(path, "lora_alpha", format!("of {alpha} is too large")))
         }
     }
+}
+
+fn take_invocation(
+    options: &mut Options<'_>,
+    vocab_size: usize,
+) -> Result<Option<Invocation>, AdapterError> {
+    let Some(value) = options.take(ACTIVATED) else { return Ok(None) };
+    let ids = value.as_array().and_then(|ids| ids.iter().map(Value::as_i64).collect());
+    Invocation::new(ids, vocab_size).map(Some).map_err(|problem| options.problem(ACTIVATED, problem))
 }
 
 fn check_kind(options: &mut Options<'_>) -> Result<(), AdapterError> {

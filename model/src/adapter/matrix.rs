@@ -9,6 +9,7 @@ use kernels::TensorType;
 use super::{
     error::AdapterError,
     hasher::GenerationHasher,
+    invocation::Invocation,
     method::{
         Adapter, AnyAdapter, DoraAdapter, DraftAdapter, DraftShape, LoraModule, Method, Prefix, ScaleVector,
         Scales, Side,
@@ -73,6 +74,7 @@ pub(super) struct StoredPrefix<'a> {
 /// What an adapter does as its files store it.
 pub(super) enum StoredMethod<'a> {
     Lora(Vec<StoredModule<'a>>),
+    Activated(Vec<StoredModule<'a>>, Invocation),
     /// Each with its magnitude.
     Dora(Vec<(StoredModule<'a>, StoredMatrix<'a>)>),
     Ia3(Vec<StoredVector<'a>>),
@@ -90,6 +92,7 @@ pub(super) fn assemble(
             let hasher = GenerationHasher::lora(modules.len());
             assemble_lora(path, hasher, modules)?
         }
+        StoredMethod::Activated(modules, invocation) => assemble_activated(path, modules, invocation)?,
         StoredMethod::Dora(modules) => {
             return assemble_dora(path, modules, base_model).map(AnyAdapter::Decomposed);
         }
@@ -97,6 +100,20 @@ pub(super) fn assemble(
         StoredMethod::Prefix(prefix) => assemble_prefix(path, &prefix)?,
     };
     Ok(Adapter { generation, method, base_model, stored_in_16_bits }.into())
+}
+
+fn assemble_activated(
+    path: &Path,
+    stored: Vec<StoredModule<'_>>,
+    invocation: Invocation,
+) -> Result<Assembled, AdapterError> {
+    let hasher = GenerationHasher::activated(stored.len(), invocation.tokens());
+    match assemble_lora(path, hasher, stored)? {
+        (Method::Lora(modules), generation, in_16_bits) => {
+            Ok((Method::Activated(modules, invocation), generation, in_16_bits))
+        }
+        assembled => Ok(assembled),
+    }
 }
 
 fn assemble_dora(

@@ -4,6 +4,7 @@ use std::{fmt, sync::Arc};
 
 use ids::Generation;
 
+use super::invocation::Invocation;
 use crate::shape::{config::ModelConfig, source::Target};
 
 /// An adapter, read and checked against the base model's shape.
@@ -24,7 +25,7 @@ impl Adapter {
     #[must_use]
     pub fn modules(&self) -> &[LoraModule] {
         match &self.method {
-            Method::Lora(modules) => modules,
+            Method::Lora(modules) | Method::Activated(modules, _) => modules,
             Method::Ia3(_) | Method::Prefix(_) => &[],
         }
     }
@@ -133,6 +134,8 @@ pub enum AdapterKind {
     Lora,
     /// The same with a magnitude for each output.
     Dora,
+    /// The same from where it is invoked.
+    Activated,
     /// Vectors that scale inputs or outputs of linear layers.
     Ia3,
     /// Keys and values before the first token.
@@ -144,6 +147,7 @@ impl fmt::Display for AdapterKind {
         f.write_str(match self {
             Self::Lora => "LoRA",
             Self::Dora => "DoRA",
+            Self::Activated => "activated LoRA",
             Self::Ia3 => "IA3",
             Self::Prefix => "prefix tuning",
         })
@@ -155,6 +159,8 @@ impl fmt::Display for AdapterKind {
 pub enum Method {
     /// Sorted by layer, then target; at most one for each pair.
     Lora(Vec<LoraModule>),
+    /// The same, from where it is invoked.
+    Activated(Vec<LoraModule>, Invocation),
     /// Vectors of linear layers.
     Ia3(Arc<Scales>),
     /// Keys and values of virtual tokens.
@@ -167,6 +173,7 @@ impl Method {
     pub fn kind(&self) -> AdapterKind {
         match self {
             Self::Lora(_) => AdapterKind::Lora,
+            Self::Activated(..) => AdapterKind::Activated,
             Self::Ia3(_) => AdapterKind::Ia3,
             Self::Prefix(_) => AdapterKind::Prefix,
         }
@@ -176,7 +183,7 @@ impl Method {
     #[must_use]
     pub fn rank(&self) -> usize {
         match self {
-            Self::Lora(modules) => modules.iter().map(|module| module.rank).max().unwrap_or(0),
+            Self::Lora(modules) | Self::Activated(modules, _) => modules.iter().map(|module| module.rank).max().unwrap_or(0),
             Self::Ia3(_) | Self::Prefix(_) => 0,
         }
     }
@@ -185,7 +192,7 @@ impl Method {
     #[must_use]
     pub fn linear_layers(&self) -> usize {
         match self {
-            Self::Lora(modules) => modules.len(),
+            Self::Lora(modules) | Self::Activated(modules, _) => modules.len(),
             Self::Ia3(scales) => scales.vectors.len(),
             // Keys and values of each layer.
             Self::Prefix(prefix) => 2 * prefix.layers,
@@ -196,16 +203,22 @@ impl Method {
     #[must_use]
     pub fn virtual_tokens(&self) -> usize {
         match self {
-            Self::Lora(_) | Self::Ia3(_) => 0,
+            Self::Lora(_) | Self::Activated(..) | Self::Ia3(_) => 0,
             Self::Prefix(prefix) => prefix.tokens,
         }
+    }
+
+    /// What invokes it, if it applies only from there.
+    #[must_use]
+    pub fn invocation(&self) -> Option<&Invocation> {
+        if let Self::Activated(_, invocation) = self { Some(invocation) } else { None }
     }
 
     /// Bytes it takes in memory at least, however it is kept there.
     #[must_use]
     pub fn least_bytes(&self) -> u64 {
         match self {
-            Self::Lora(modules) => {
+            Self::Lora(modules) | Self::Activated(modules, _) => {
                 2 * modules.iter().map(|module| module.a.len() + module.b.len()).sum::<usize>() as u64
             }
             Self::Ia3(scales) => scales.bytes() as u64,

@@ -26,6 +26,8 @@ pub struct NamedLora {
     pub options: Map<String, Value>,
     /// What it changes, by the layers' names.
     pub modules: BTreeMap<String, NamedModule>,
+    /// It applies only from where it is invoked.
+    is_activated: bool,
 }
 
 /// What it does to a linear layer.
@@ -86,7 +88,7 @@ impl NamedLora {
         }
         options.one_of(METHOD, &["LORA"])?;
         options.one_of("task_type", &["CAUSAL_LM"])?;
-        let config = LoraConfig::take(&mut options, usize::MAX)?;
+        let config = LoraConfig::take(&mut options, usize::MAX, usize::MAX)?;
         if config.draft_layers().is_some() {
             return Err(AdapterError::Draft { path: directory.to_path_buf() });
         }
@@ -103,7 +105,8 @@ impl NamedLora {
         if modules.is_empty() {
             return Err(AdapterError::Empty { path: weights.path().to_path_buf() });
         }
-        Ok(Self { base_model, options: written, modules })
+        let is_activated = config.invocation().is_some();
+        Ok(Self { base_model, options: written, modules, is_activated })
     }
 
     /// The sum of several, each times its weight: exactly what they are together in a request.
@@ -111,6 +114,9 @@ impl NamedLora {
     /// # Errors
     /// See [`MergeError`].
     pub fn merge(parts: &[(Self, f32)]) -> Result<Self, MergeError> {
+        if parts.iter().any(|(part, _)| part.is_activated) {
+            return Err(SumError::Kind(AdapterKind::Activated).into());
+        }
         let mut by_name: BTreeMap<&str, Vec<(&NamedModule, f32)>> = BTreeMap::new();
         for (part, weight) in parts {
             for (name, module) in &part.modules {
@@ -123,7 +129,7 @@ impl NamedLora {
         }
         let base_model = parts.iter().find_map(|(part, _)| part.base_model.clone());
         let options = options(base_model.as_deref(), &modules);
-        Ok(Self { base_model, options, modules })
+        Ok(Self { base_model, options, modules, is_activated: false })
     }
 
     /// Writes it as a directory of PEFT's, which must not exist.

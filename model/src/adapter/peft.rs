@@ -84,7 +84,9 @@ impl MethodConfig {
         };
         options.one_of("task_type", &["CAUSAL_LM"])?;
         match kind {
-            AdapterKind::Lora | AdapterKind::Dora => LoraConfig::take(options, model.layers).map(Self::Lora),
+            AdapterKind::Lora | AdapterKind::Dora | AdapterKind::Activated => {
+                LoraConfig::take(options, model.layers, model.vocab_size).map(Self::Lora)
+            }
             AdapterKind::Ia3 => Ia3Config::take(options).map(Self::Ia3),
             AdapterKind::Prefix => PrefixConfig::take(options, model).map(Self::Prefix),
         }
@@ -122,6 +124,9 @@ impl<'a> Files<'a> {
             MethodConfig::Lora(config) => {
                 let read = layers.filter_map(|place| config.module(weights, model, place).transpose());
                 let modules = read.collect::<Result<Vec<_>, _>>()?;
+                if let Some(invocation) = config.invocation() {
+                    return Ok(StoredMethod::Activated(modules, invocation.clone()));
+                }
                 if !config.is_dora() {
                     return Ok(StoredMethod::Lora(modules));
                 }

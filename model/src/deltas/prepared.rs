@@ -9,7 +9,7 @@ use ids::Generation;
 use kernels::lora::{LayoutError, LoraMatrix, LoraPrecision, MatrixLayout, SharedBytes};
 
 use crate::{
-    adapter::{Adapter, LoraModule, Method, Prefix, Scales},
+    adapter::{Adapter, Invocation, LoraModule, Method, Prefix, Scales},
     deltas::{
         device_copy::{DeviceCopy, DeviceMemory},
         matrices::{HostMatrices, ImageNumber, ModuleLayout},
@@ -25,12 +25,14 @@ enum Direct {
     None,
     Scales(Arc<Scales>),
     Prefix(Arc<Prefix>),
+    /// Where it begins.
+    Invocation(Invocation),
 }
 
 impl Direct {
     fn bytes(&self) -> usize {
         match self {
-            Self::None => 0,
+            Self::None | Self::Invocation(_) => 0,
             Self::Scales(scales) => scales.bytes(),
             Self::Prefix(prefix) => prefix.bytes(),
         }
@@ -63,6 +65,7 @@ impl EncodedAdapter {
         let modules = adapter.modules().iter().map(encode).collect();
         let direct = match &adapter.method {
             Method::Lora(_) => Direct::None,
+            Method::Activated(_, invocation) => Direct::Invocation(invocation.clone()),
             Method::Ia3(scales) => Direct::Scales(Arc::clone(scales)),
             Method::Prefix(prefix) => Direct::Prefix(Arc::clone(prefix)),
         };
@@ -187,6 +190,13 @@ impl PreparedAdapter {
     #[must_use]
     pub fn virtual_tokens(&self) -> usize {
         self.prefix().map_or(0, |prefix| prefix.tokens)
+    }
+
+    /// What invokes it, if it applies only from there: whoever runs a sequence gives it to the slices from
+    /// [`Invocation::begin`] on.
+    #[must_use]
+    pub fn invocation(&self) -> Option<&Invocation> {
+        if let Direct::Invocation(invocation) = &self.direct { Some(invocation) } else { None }
     }
 
     /// The vectors that scale, if it is of this kind.

@@ -96,14 +96,24 @@ pub(crate) fn generate<P: ForwardPass<Adapter = PreparedAdapter>>(
     input.extend(prompt);
     let blocks: Vec<BlockId> = (0..(input.len() + count).div_ceil(16) as u32).map(BlockId).collect();
     let (mut logits, mut first, mut tokens) = (Vec::new(), Vec::new(), Vec::new());
+    let begin = adapter.and_then(|adapter| adapter.invocation()).map_or(0, |invocation| invocation.begin(prompt));
+    let applied = |start: usize| adapter.filter(|_| start >= begin);
     let mut start = 0;
+    if (1..input.len()).contains(&begin) {
+        let tokens = &input[..begin];
+        let slice =
+            SequenceSlice { trunk: &[], tokens, start, blocks: &blocks, adapter: None, logits: LogitRows::None };
+        pass.forward(&[slice], &mut logits).unwrap();
+        input.drain(..begin);
+        start = begin;
+    }
     for _ in 0..count {
         let slice = SequenceSlice {
             trunk: &[],
             tokens: &input,
             start,
             blocks: &blocks,
-            adapter,
+            adapter: applied(start),
             logits: LogitRows::Last,
         };
         pass.forward(&[slice], &mut logits).unwrap();
