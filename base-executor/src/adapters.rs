@@ -138,6 +138,8 @@ pub struct Prepared<A> {
     pub modules: u32,
     /// Tokens that stand before every prompt (prefix tuning).
     pub virtual_tokens: usize,
+    /// What invokes it, if it is an activated adapter.
+    pub invocation: Option<Invocation>,
     /// What it is for.
     pub role: Role,
 }
@@ -265,6 +267,12 @@ impl<A> AdapterTable<A> {
     #[must_use]
     pub fn virtual_tokens(&self, id: AdapterId) -> usize {
         self.entries.get(&id).map_or(0, |entry| entry.prepared.virtual_tokens)
+    }
+
+    /// What invokes an adapter, if it is there and activated.
+    #[must_use]
+    pub fn invocation(&self, id: AdapterId) -> Option<&Invocation> {
+        self.entries.get(&id)?.prepared.invocation.as_ref()
     }
 
     /// Like [`get`](Self::get), and counts a user until [`release`](Self::release).

@@ -14,7 +14,7 @@ use ids::BlockId;
 use kernels::lora::LoraPrecision;
 use model::{
     adapter::{AdapterError, AdapterKind, AnyAdapter, DraftShape},
-    deltas::prepared::PreparedAdapter,
+    deltas::prepared::{EncodedAdapter, PreparedAdapter},
     forward::{BLOCK_TOKENS, ForwardPass as _, LogitRows, SequenceSlice},
     resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
     shape::source::{Target, TensorId, WeightSource},
@@ -115,19 +115,20 @@ fn examine(config: &CheckConfig) -> anyhow::Result<Report> {
         return Ok(Report::Unusable(AnyAdapter::problems(&config.adapter, source.config())));
     };
     let draft = match &adapter {
-        AnyAdapter::Answers(_) => None,
+        AnyAdapter::Answers(_) | AnyAdapter::Decomposed(_) => None,
         AnyAdapter::Drafts(draft) => Some(draft.shape.clone()),
     };
-    let adapter = adapter.into_adapter();
-    let prepared = Arc::new(PreparedAdapter::new(&adapter, source.config(), precision(&*source))?);
+    let kind = adapter.kind();
+    let prepared = Arc::new(prepared(&*source, &adapter)?);
+    let adapter = adapter.adapter();
     Ok(Report::Usable(Facts {
-        kind: adapter.method.kind(),
+        kind,
         generation: adapter.generation.to_string(),
         modules: adapter.method.linear_layers(),
         rank: adapter.method.rank(),
         virtual_tokens: adapter.method.virtual_tokens(),
         bytes: prepared.bytes(),
-        base_model: adapter.base_model,
+        base_model: adapter.base_model.clone(),
         // What a draft says is no change of an answer.
         probe: if config.probe && draft.is_none() { Some(probe(&*source, &prepared)?) } else { None },
         draft,
@@ -136,6 +137,17 @@ fn examine(config: &CheckConfig) -> anyhow::Result<Report> {
 
 fn not_found(what: &str, path: &Path) -> Report {
     Report::NotFound(format!("there is no {what} at {}; check the path", path.display()))
+}
+
+/// An adapter as an executor takes it: a DoRA meets the weights.
+fn prepared(source: &(dyn WeightSource + Sync), adapter: &AnyAdapter) -> anyhow::Result<PreparedAdapter> {
+    let (config, precision) = (source.config(), precision(source));
+    let AnyAdapter::Decomposed(dora) = adapter else {
+        return Ok(PreparedAdapter::new(adapter.adapter(), config, precision)?);
+    };
+    let base = LoadedWeights::open(source, None, process::allowed_cores()?.len(), &|_| {})?.shared();
+    let (adapter, scales) = dora.over(config, |layer, target| base.linear_layer(layer, target))?;
+    Ok(PreparedAdapter::of(EncodedAdapter::new(&adapter, config, precision).with_scales(scales), config)?)
 }
 
 /// As the executor keeps adapters beside these weights.
@@ -246,7 +258,7 @@ impl Facts {
             format!("  modules     {modules}"),
         ];
         lines.extend(match kind {
-            AdapterKind::Lora => Some(format!("  rank        {rank}")),
+            AdapterKind::Lora | AdapterKind::Dora | AdapterKind::Activated => Some(format!("  rank        {rank}")),
             AdapterKind::Ia3 => None,
             AdapterKind::Prefix => Some(format!("  prefix      {virtual_tokens} virtual tokens")),
         });
@@ -268,6 +280,8 @@ impl Facts {
         let Self { kind, generation, modules, rank, virtual_tokens, bytes, base_model, draft, probe } = self;
         let kind = match kind {
             AdapterKind::Lora => "lora",
+            AdapterKind::Dora => "dora",
+            AdapterKind::Activated => "alora",
             AdapterKind::Ia3 => "ia3",
             AdapterKind::Prefix => "prefix",
         };

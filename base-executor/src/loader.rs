@@ -9,8 +9,11 @@ use std::{
 
 use failpoint::Outcome;
 use ids::{AdapterId, TenantId};
-use model::adapter::AnyAdapter;
-use shmproto::message::{ErrorCode, LoadAdapter, WireError};
+use model::adapter::{
+    AnyAdapter,
+    sum::{SumError, sum},
+};
+use shmproto::message::{AdapterPart, ErrorCode, LoadAdapter, WireError};
 use tokio::sync::mpsc;
 
 use crate::{
@@ -89,6 +92,8 @@ enum LoadError {
     NoRoom { path: String, cause: anyhow::Error },
     #[error(transparent)]
     Claim(#[from] ClaimError),
+    #[error("these adapters cannot be added up: {0}")]
+    Sum(#[from] SumError),
     #[error("loading the adapter at {path} failed by a fault of the executor; its log says more")]
     Internal { path: String },
 }
@@ -96,7 +101,7 @@ enum LoadError {
 impl From<LoadError> for WireError {
     fn from(error: LoadError) -> Self {
         let code = match &error {
-            LoadError::Invalid { .. } => ErrorCode::InvalidAdapter,
+            LoadError::Invalid { .. } | LoadError::Sum(_) => ErrorCode::InvalidAdapter,
             LoadError::NoRoom { .. } | LoadError::Claim(_) => ErrorCode::AdapterBudgetExceeded,
             LoadError::Internal { .. } => ErrorCode::Internal,
         };
@@ -114,7 +119,7 @@ pub fn run<L: Loader>(
     while let Some(LoadCall { connection, call }) = calls.blocking_recv() {
         let caller = Caller { connection, request: call.request };
         let loaded = catch_unwind(AssertUnwindSafe(|| load(loader, budget, &call)))
-            .unwrap_or_else(|_| Err(LoadError::Internal { path: call.path }));
+            .unwrap_or_else(|_| Err(LoadError::Internal { path: told(&call) }));
         let loaded = match loaded {
             Ok(prepared) => Loaded::New(prepared),
             Err(LoadError::Claim(ClaimError::Known(id))) => Loaded::Known(id),
@@ -131,27 +136,46 @@ fn load<L: Loader>(
     budget: &Budget,
     call: &LoadAdapter,
 ) -> Result<Prepared<L::Adapter>, LoadError> {
-    let invalid = |cause| LoadError::Invalid { path: call.path.clone(), cause };
-    let path = Path::new(&call.path);
+    let foreseeable = call.parts.iter().map(|part| loader.foreseeable_bytes(Path::new(&part.path)));
     // Reading takes several times the memory, so what can never fit is not read. What is here already always fits.
-    budget.could_hold(loader.foreseeable_bytes(path))?;
-    let adapter = loader.read(path).map_err(invalid)?;
+    budget.could_hold(foreseeable.fold(0, u64::saturating_add))?;
+    let adapter = read(loader, call)?;
     failpoint::pass("executor.adapter_read");
     let (generation, method) = (adapter.adapter().generation, &adapter.adapter().method);
     let id = AdapterId::new(TenantId(call.owner), generation);
     let mut claim = budget.claim(id, loader.least_bytes(&adapter))?;
     let (rank, modules) = (saturate(method.rank()), saturate(method.linear_layers()));
-    let virtual_tokens = method.virtual_tokens();
+    let (virtual_tokens, invocation) = (method.virtual_tokens(), method.invocation().cloned());
     failpoint::pass("executor.adapter_claimed");
     let Ready { adapter, bytes, role } = loader.prepare(adapter).map_err(|error| match error {
-        PrepareError::Invalid(cause) => invalid(cause),
-        PrepareError::NoRoom(cause) => LoadError::NoRoom { path: call.path.clone(), cause },
+        PrepareError::Invalid(cause) => LoadError::Invalid { path: told(call), cause },
+        PrepareError::NoRoom(cause) => LoadError::NoRoom { path: told(call), cause },
     })?;
     if failpoint::hit("executor.adapter_prepared") == Outcome::Fail {
-        return Err(LoadError::Internal { path: call.path.clone() });
+        return Err(LoadError::Internal { path: told(call) });
     }
     claim.resize(bytes)?;
-    Ok(Prepared { adapter, claim, generation, rank, modules, virtual_tokens, role })
+    Ok(Prepared { adapter, claim, generation, rank, modules, virtual_tokens, invocation, role })
+}
+
+/// Reads the adapter, or adds up those that there are.
+fn read<L: Loader>(loader: &L, call: &LoadAdapter) -> Result<AnyAdapter, LoadError> {
+    let read = |part: &AdapterPart| {
+        let adapter = loader.read(Path::new(&part.path));
+        adapter.map_err(|cause| LoadError::Invalid { path: part.path.clone(), cause })
+    };
+    match call.parts.as_slice() {
+        [only] if only.weight == 1.0 => read(only),
+        parts => {
+            let parts = parts.iter().map(|part| Ok((read(part)?, part.weight)));
+            Ok(sum(parts.collect::<Result<_, LoadError>>()?)?.into())
+        }
+    }
+}
+
+/// Where its files are, for a person.
+fn told(call: &LoadAdapter) -> String {
+    call.parts.iter().map(|part| part.path.as_str()).collect::<Vec<_>>().join(" + ")
 }
 
 fn saturate(count: usize) -> u32 {

@@ -18,11 +18,11 @@ use std::{fmt, path::Path, sync::Arc};
 
 use kernels::{attention::KvPrecision, lora::LoraPrecision};
 use model::{
-    adapter::{AnyAdapter, DraftAdapter, limits},
+    adapter::{Adapter, AnyAdapter, DoraAdapter, DraftAdapter, limits},
     deltas::prepared::{EncodedAdapter, PreparedAdapter},
     forward::ForwardPass,
     precision::Precision,
-    resident::{KvDtype, kv_precision},
+    resident::{KvDtype, SharedBase, kv_precision},
     shape::config::ModelConfig,
 };
 use settings::{AdapterDtype, DeviceChoice};
@@ -137,6 +137,8 @@ pub struct AdapterLoader {
     library: Library,
     /// What drafts are computed with; `None` where none drafts.
     drafting: Option<Drafting>,
+    /// What of the base is in the host's memory, which a DoRA has to meet; `None` where nothing is.
+    base: Option<SharedBase>,
 }
 
 impl AdapterLoader {
@@ -146,10 +148,21 @@ impl AdapterLoader {
         shape: &ModelConfig,
         suits: LoraPrecision,
         library: &Library,
-        drafting: Option<Drafting>,
+        (drafting, base): (Option<Drafting>, Option<SharedBase>),
     ) -> Self {
         let (precision, library) = (precision(config, suits), library.clone());
-        Self { config: shape.clone(), precision, library, drafting }
+        Self { config: shape.clone(), precision, library, drafting, base }
+    }
+
+    fn encode(&self, adapter: &Adapter) -> EncodedAdapter {
+        EncodedAdapter::new(adapter, &self.config, self.precision)
+    }
+
+    fn encode_dora(&self, dora: &DoraAdapter) -> Result<EncodedAdapter, PrepareError> {
+        let layer = |layer, target| self.base.as_ref()?.linear_layer(layer, target);
+        let over = dora.over(&self.config, layer);
+        let (adapter, scales) = over.map_err(|error| PrepareError::Invalid(error.into()))?;
+        Ok(self.encode(&adapter).with_scales(scales))
     }
 
     fn prepare_draft(&self, draft: &DraftAdapter) -> Result<Ready<PreparedAdapter>, PrepareError> {
@@ -185,11 +198,11 @@ impl Loader for AdapterLoader {
     }
 
     fn prepare(&self, adapter: AnyAdapter) -> Result<Ready<PreparedAdapter>, PrepareError> {
-        let adapter = match adapter {
-            AnyAdapter::Answers(adapter) => adapter,
-            AnyAdapter::Drafts(draft) => return self.prepare_draft(&draft),
+        let encoded = match &adapter {
+            AnyAdapter::Answers(adapter) => self.encode(adapter),
+            AnyAdapter::Decomposed(dora) => self.encode_dora(dora)?,
+            AnyAdapter::Drafts(draft) => return self.prepare_draft(draft),
         };
-        let encoded = EncodedAdapter::new(&adapter, &self.config, self.precision);
         drop(adapter);
         let prepared = publish(encoded, &self.config, &self.library).map_err(|error| match error {
             PublishError::Overflow(_) => PrepareError::Invalid(error.into()),

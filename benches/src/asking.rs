@@ -25,6 +25,7 @@ pub(crate) fn greedy(request: u64, prompt: &[u32], tokens: usize) -> Generate {
         request,
         adapter: None,
         namespace: [0; 32],
+        base_namespace: [0; 32],
         owner: [0; 32],
         prompt: prompt.to_vec(),
         generated: 0,

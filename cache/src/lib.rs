@@ -7,6 +7,7 @@
 //! - [`tree`]: what every block depends on, and in which tiers it is.
 //! - [`replacement`]: what everything is worth, so who leaves first. `frontier`: those that may, in this order.
 //! - [`tier`]: the tiers, and their slots. [`namespace`]: who may share prefixes, and their names on disk.
+//! - [`trail`]: the way of a sequence whose adapter begins somewhere, from the base's prefixes to the adapter's.
 //! - [`residency`]: which adapters are on the device or on their way there, one state for each.
 //! - [`copy`]: the thread that moves everything between tiers, the urgent first.
 //! - [`store`]: blocks in a file, for the next process too.
@@ -30,9 +31,11 @@ pub mod replacement;
 pub mod residency;
 pub mod store;
 pub mod tier;
+pub mod trail;
 pub mod tree;
 
 pub use manager::{Cache, Counts, Prefix, Settings, Statistics};
 pub use namespace::{Chain, Namespace};
 pub use tier::Tier;
+pub use trail::Trail;
 pub use tree::{Cursor, NodeId};

@@ -224,9 +224,16 @@ impl Cache {
         }
     }
 
-    /// Finds the longest run of full blocks on the device that hold the beginning of `tokens`; the caller holds them then.
-    pub fn lookup(&mut self, namespace: Namespace, tokens: &[u32]) -> Prefix {
-        let mut prefix = Prefix { blocks: Vec::new(), cursor: Cursor::root(namespace) };
+    /// Tokens that so many full blocks hold.
+    #[must_use]
+    pub fn tokens_in(&self, blocks: usize) -> usize {
+        blocks * self.settings.block_tokens
+    }
+
+    /// Finds the longest run of full blocks on the device that hold the beginning of `tokens` after a prefix, or from the start of a namespace;
+    /// the caller holds them then.
+    pub fn lookup(&mut self, after: impl Into<Cursor>, tokens: &[u32]) -> Prefix {
+        let mut prefix = Prefix { blocks: Vec::new(), cursor: after.into() };
         for tokens in tokens.chunks_exact(self.settings.block_tokens) {
             let Some(id) = self.tree.child(&prefix.cursor, tokens) else { break };
             let Place::Here(block) = self.tree.node(id.index).place(Tier::Device) else { break };

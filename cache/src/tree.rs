@@ -57,6 +57,12 @@ impl Cursor {
     }
 }
 
+impl From<Namespace> for Cursor {
+    fn from(namespace: Namespace) -> Self {
+        Self::root(namespace)
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Position {
     Root,

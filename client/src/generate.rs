@@ -11,12 +11,14 @@ mod verify;
 
 use std::{
     ops::ControlFlow,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
-use cache::{Cursor, Namespace};
+use cache::{Cursor, Namespace, Trail};
 use ids::{BlockId, TenantId};
 use model::{
+    deltas::prepared::PreparedAdapter,
     forward::{BLOCK_TOKENS, LogitRows, SequenceSlice},
     sampling::{SamplingParams, TokenCounts, sample},
 };
@@ -78,7 +80,8 @@ pub struct Generated {
 
 /// A sequence on its way.
 struct Sequence<'a> {
-    adapter: Option<&'a OwnAdapter>,
+    own: Option<&'a OwnAdapter>,
+    trail: Trail,
     /// Virtual tokens, prompt, completion.
     tokens: Vec<u32>,
     /// How many of them have keys and values.
@@ -88,6 +91,14 @@ struct Sequence<'a> {
     forks: Vec<Vec<BlockId>>,
     /// Behind the last full block that was offered to later sequences.
     cursor: Cursor,
+}
+
+impl Sequence<'_> {
+    /// The adapter, if it applies to the next token to be computed.
+    fn adapter(&self) -> Option<&Arc<PreparedAdapter>> {
+        let applies = self.trail.applies(self.computed);
+        self.own.filter(|_| applies).map(|adapter| &adapter.prepared)
+    }
 }
 
 /// What goes on while a sequence does.
@@ -217,16 +228,13 @@ impl SplitModel {
         let before = adapter.map_or(0, |adapter| adapter.prepared.virtual_tokens());
         let mut tokens = vec![VIRTUAL_TOKEN; before];
         tokens.extend_from_slice(&task.prompt);
-        let namespace = Namespace {
-            adapter: adapter.map(|adapter| adapter.id),
-            sharing: [0; 32],
-            owner: TenantId::EVERYBODY,
-        };
+        let trail = trail(adapter, &task.prompt);
         // The last token is computed in any case: its logits are needed.
-        let found = self.cache.lookup(namespace, &tokens[..tokens.len() - 1]);
+        let found = trail.lookup(&mut self.cache, &tokens[..tokens.len() - 1]);
         let computed = found.blocks.len() * BLOCK_TOKENS;
         let mut sequence = Sequence {
-            adapter,
+            own: adapter,
+            trail,
             tokens,
             computed,
             blocks: found.blocks,
@@ -339,13 +347,13 @@ impl SplitModel {
     fn compute_pending(&mut self, sequence: &mut Sequence<'_>) -> Result<(), CallError> {
         while sequence.computed < sequence.tokens.len() {
             let pending = &sequence.tokens[sequence.computed..];
-            let count = pending.len().min(self.chunk_tokens);
+            let count = sequence.trail.alike(sequence.computed, pending.len().min(self.chunk_tokens));
             let slice = SequenceSlice {
                 trunk: &[],
                 tokens: &pending[..count],
                 start: sequence.computed,
                 blocks: &sequence.blocks,
-                adapter: sequence.adapter.map(|adapter| &adapter.prepared),
+                adapter: sequence.adapter(),
                 logits: if count == pending.len() { LogitRows::Last } else { LogitRows::None },
             };
             let mut logits = std::mem::take(&mut self.logits);
@@ -362,7 +370,11 @@ impl SplitModel {
         let full_before = sequence.computed / BLOCK_TOKENS;
         sequence.computed += count;
         for index in full_before..sequence.computed / BLOCK_TOKENS {
-            let tokens = &sequence.tokens[index * BLOCK_TOKENS..][..BLOCK_TOKENS];
+            let begin = index * BLOCK_TOKENS;
+            if let Some(cursor) = sequence.trail.fork_at(begin, &sequence.tokens) {
+                sequence.cursor = cursor;
+            }
+            let tokens = &sequence.tokens[begin..][..BLOCK_TOKENS];
             sequence.blocks[index] = self.cache.insert(&mut sequence.cursor, tokens, sequence.blocks[index]);
         }
     }
@@ -387,5 +399,16 @@ impl SplitModel {
             going.counts.push_completion(token);
         }
         Ok(token)
+    }
+}
+
+/// Where keys and values of a prompt are: an activated adapter begins where it is invoked.
+fn trail(adapter: Option<&OwnAdapter>, prompt: &[u32]) -> Trail {
+    let of =
+        |adapter| Namespace { adapter, sharing: [0; 32], owner: TenantId::EVERYBODY };
+    let own = of(adapter.map(|adapter| adapter.id));
+    match adapter.and_then(|adapter| adapter.prepared.invocation()) {
+        None => Trail::whole(own),
+        Some(invocation) => Trail::activated(of(None), own, invocation.begin(prompt), BLOCK_TOKENS),
     }
 }

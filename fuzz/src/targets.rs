@@ -9,7 +9,7 @@ use std::{
 
 use files::{generation_defaults::GenerationDefaults, gguf::GgufFile, model_files::ModelFiles};
 use model::{
-    adapter::Adapter,
+    adapter::{Adapter, AnyAdapter},
     shape::{
         config::{ModelConfig, Rope, RopeScaling, Traits},
         layout,
@@ -61,7 +61,7 @@ pub(crate) fn gguf_adapter(input: &[u8]) -> Outcome {
 pub(crate) fn peft(input: &[u8]) -> Outcome {
     let [config, weights] = parts::split(input);
     let folder = folder(&[("adapter_config.json", config), ("adapter_model.safetensors", weights)]);
-    Adapter::read(folder.path(), &base()).map(drop).map_err(refused)
+    AnyAdapter::read(folder.path(), &base()).map(drop).map_err(refused)
 }
 
 pub(crate) fn directory(input: &[u8]) -> Outcome {

@@ -9,6 +9,7 @@
 //!   - [`change`]: load, replace, unload, pin; [`request`] is what a load says.
 //!   - `on_demand`: an adapter loaded into an executor when a request needs it there, others making room.
 //!   - `restore`: an executor that was just connected made ready.
+//!   - `added`: several adapters leased at once, as their sum; `sums` says what that is, and which there are.
 //! - [`jail`]: adapter files opened by paths that came over HTTP, never outside of the adapter root.
 //! - [`store`]: copies of those files by content, here or in a bucket; what the executor loads and a restart brings back.
 //! - [`records`]: what is registered, here or in a PostgreSQL that many hosts share; [`others`] takes over what other
@@ -37,6 +38,7 @@
 //! of it (an executor loads one at a time anyhow); who needs both takes `changing` first. Requests whose adapter is
 //! resident wait for neither, and an executor that is stuck holds up no other's.
 
+mod added;
 pub mod change;
 pub mod database;
 pub mod entry;
@@ -55,13 +57,14 @@ pub mod request;
 pub mod residency;
 mod restore;
 pub mod store;
+mod sums;
 pub mod table;
 
 pub use self::{
     change::Pin,
     database::Record,
     entry::{Entry, Lease, Place},
-    errors::{AdapterError, LeaseError, OpenError, ResidencyError, Unfetched, Unusable},
+    errors::{AdapterError, LeaseError, OpenError, ResidencyError, SumError, Unfetched, Unusable},
     figures::Figures,
     listing::{Listed, Listing},
     records::{address::PostgresAddress, link::Freshness},

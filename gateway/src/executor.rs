@@ -34,8 +34,8 @@ use ids::TenantId;
 use shmproto::{
     codec::Wire as _,
     message::{
-        AdapterIdBytes, AdapterLoaded, AdapterUnloaded, ErrorCode, Generate, LoadAdapter, RequestId, Stats,
-        ToExecutor, UnloadAdapter, WireError,
+        AdapterIdBytes, AdapterLoaded, AdapterPart, AdapterUnloaded, ErrorCode, Generate, LoadAdapter,
+        RequestId, Stats, ToExecutor, UnloadAdapter, WireError,
     },
 };
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
@@ -178,10 +178,15 @@ impl Executor {
         }
     }
 
-    /// Loads an adapter from files that are lent, for `owner`.
-    pub async fn load_adapter(&self, lent: &Lent, owner: TenantId) -> Result<AdapterLoaded, CallError> {
-        let path = lent.path.clone();
-        let call = |request| ToExecutor::LoadAdapter(LoadAdapter { request, path, owner: owner.0 });
+    /// Loads an adapter from files that are lent, or several added up, each times its weight, for `owner`.
+    pub async fn load_adapter(
+        &self,
+        lent: &[(Lent, f32)],
+        owner: TenantId,
+    ) -> Result<AdapterLoaded, CallError> {
+        let part = |(lent, weight): &(Lent, f32)| AdapterPart { path: lent.path.clone(), weight: *weight };
+        let parts = lent.iter().map(part).collect();
+        let call = |request| ToExecutor::LoadAdapter(LoadAdapter { request, parts, owner: owner.0 });
         match self.call(call).await? {
             Answer::Loaded(loaded) => Ok(loaded),
             other => Err(unexpected(&other)),

@@ -93,7 +93,7 @@ enum Command {
     /// Shows everything known about a model or an adapter
     #[command(after_help = exit::HELP)]
     Show(ToGateway<ShowArguments>),
-    /// Adds, replaces, removes, pins and checks adapters
+    /// Adds, replaces, removes, pins, checks, merges and compares adapters
     #[command(after_help = exit::HELP)]
     Adapters(ToGateway<AdaptersArguments>),
     /// Trains an adapter on the base of a running deployment and serves it

@@ -31,6 +31,20 @@ pub struct Generation(pub [u8; 32]);
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct AdapterId(pub [u8; 32]);
 
+impl Generation {
+    /// That of several adapters added up, each times a weight, of which this takes the bits: in whatever order they are named.
+    #[must_use]
+    pub fn of_sum(mut parts: Vec<(Self, u32)>) -> Self {
+        parts.sort_unstable();
+        let mut hasher = blake3::Hasher::new_derive_key("holobiont 2026 sum of adapters v1");
+        hasher.update(&(parts.len() as u64).to_le_bytes());
+        for (generation, weight_bits) in parts {
+            hasher.update(&generation.0).update(&weight_bits.to_le_bytes());
+        }
+        Self(*hasher.finalize().as_bytes())
+    }
+}
+
 impl AdapterId {
     /// The id of `generation` under `owner`.
     #[must_use]
@@ -93,6 +107,15 @@ mod tests {
         assert_eq!(TenantId::of(None), TenantId::EVERYBODY);
         assert_ne!(TenantId::of(Some("a")), TenantId::of(Some("b")));
         assert_ne!(TenantId::of(Some("")), TenantId::EVERYBODY);
+    }
+
+    #[test]
+    fn a_sum_is_what_is_added_up_in_whatever_order() {
+        let [a, b] = [1, 2].map(|byte| Generation([byte; 32]));
+        let sum = |parts: &[(Generation, u32)]| Generation::of_sum(parts.to_vec());
+        assert_eq!(sum(&[(a, 1), (b, 2)]), sum(&[(b, 2), (a, 1)]));
+        let others = [sum(&[(a, 2), (b, 1)]), sum(&[(a, 1)]), sum(&[(a, 1), (b, 2), (b, 2)]), a, b];
+        assert!(!others.contains(&sum(&[(a, 1), (b, 2)])));
     }
 
     #[test]

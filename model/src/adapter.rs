@@ -1,25 +1,30 @@
-//! An adapter as its files hold it: low-rank deltas (LoRA), vectors that scale (IA3), or keys and values that stand
-//! before a prompt (prefix tuning).
+//! An adapter as its files hold it: low-rank deltas (LoRA), these with magnitudes beside (DoRA), vectors that scale (IA3), or keys
+//! and values that stand before a prompt (prefix tuning).
 //!
 //! Adapters come from tenants who are not trusted. Files are read whole before anything is looked at, so that one
 //! replaced meanwhile cannot tear; every option, name and shape is checked; and what is not supported is refused by
 //! name, never ignored.
 
+pub mod dora;
 mod draft;
 mod error;
 mod gguf;
 mod hasher;
 mod ia3;
+mod invocation;
 pub mod limits;
 mod lora;
 mod matrix;
 mod method;
+pub mod named;
 mod options;
 mod patterns;
 mod peft;
 mod prefix;
 mod selection;
+pub mod sum;
 mod weight_file;
+pub mod writing;
 
 use std::path::Path;
 
@@ -27,9 +32,10 @@ use files::model_files;
 
 pub use self::{
     error::AdapterError,
+    invocation::Invocation,
     method::{
-        Adapter, AdapterKind, AnyAdapter, DraftAdapter, DraftShape, LoraModule, Method, Prefix, ScaleVector,
-        Scales, Side,
+        Adapter, AdapterKind, AnyAdapter, DoraAdapter, DraftAdapter, DraftShape, LoraModule, Method, Prefix,
+        ScaleVector, Scales, Side,
     },
 };
 use crate::shape::config::ModelConfig;
@@ -38,11 +44,12 @@ impl Adapter {
     /// As [`AnyAdapter::read`], for those who want answers of it.
     ///
     /// # Errors
-    /// As there, and if it is a draft.
+    /// As there, and if it is a draft, or a DoRA, which needs the base's weights.
     pub fn read(path: &Path, config: &ModelConfig) -> Result<Self, AdapterError> {
         match AnyAdapter::read(path, config)? {
             AnyAdapter::Answers(adapter) => Ok(adapter),
             AnyAdapter::Drafts(_) => Err(AdapterError::Draft { path: path.to_path_buf() }),
+            AnyAdapter::Decomposed(_) => Err(AdapterError::Dora { path: path.to_path_buf() }),
         }
     }
 }
@@ -57,16 +64,16 @@ impl AnyAdapter {
         let failed = |source| AdapterError::Read { path: path.to_path_buf(), source };
         if !std::fs::metadata(path).map_err(failed)?.is_dir() {
             return match extension(path) {
-                "gguf" => gguf::read(path, config).map(Self::Answers),
+                "gguf" => gguf::read(path, config),
                 "bin" | "pt" | "pth" | "pkl" => Err(AdapterError::Pickle { path: path.to_path_buf() }),
                 _ => Err(AdapterError::NotAnAdapter { path: path.to_path_buf() }),
             };
         }
-        if path.join(peft::CONFIG_FILE).exists() {
+        if path.join(writing::CONFIG_FILE).exists() {
             return peft::read(path, config);
         }
         match model_files::gguf_files(path).map_err(failed)?.as_slice() {
-            [only] => gguf::read(only, config).map(Self::Answers),
+            [only] => gguf::read(only, config),
             _ => Err(AdapterError::NotAnAdapter { path: path.to_path_buf() }),
         }
     }

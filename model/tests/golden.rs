@@ -10,7 +10,7 @@ use std::{
 
 use kernels::lora::LoraPrecision;
 use model::{
-    adapter::Adapter,
+    adapter::{Adapter, AnyAdapter},
     deltas::prepared::PreparedAdapter,
     forward::ForwardPass as _,
     precision::Precision,
@@ -20,7 +20,7 @@ use model::{
 };
 use serde::Deserialize;
 
-use crate::golden_support::{RealGolden, check_all, check_embeddings, generate, read};
+use crate::golden_support::{Asked, RealGolden, check_all, check_embeddings, generate, read};
 
 #[derive(Deserialize)]
 struct Refusals {
@@ -50,10 +50,14 @@ fn resident_with(model: &Path, precision: Precision, kv_dtype: KvDtype) -> Resid
 }
 
 fn adapter(model: &Path, path: &Path) -> Arc<PreparedAdapter> {
+    let adapter = Adapter::read(path, open(model).unwrap().config()).unwrap();
+    prepared(model, Asked { adapter, scales: None })
+}
+
+fn prepared(model: &Path, asked: Asked) -> Arc<PreparedAdapter> {
     let source = open(model).unwrap();
     let weights = LoadedWeights::load(&*source, 1).unwrap();
-    let adapter = Adapter::read(path, source.config()).unwrap();
-    Arc::new(PreparedAdapter::new(&adapter, source.config(), weights.adapter_precision()).unwrap())
+    Arc::new(asked.prepared(source.config(), weights.adapter_precision()))
 }
 
 #[test]
@@ -64,7 +68,7 @@ fn every_model_and_adapter_gives_the_logits_and_tokens_of_transformers() {
         _ if name.contains("bf16") => 0.15,
         _ => 1e-3,
     };
-    check_all(&golden_dir(), tolerance, resident, |_, model, path| adapter(model, path));
+    check_all(&golden_dir(), tolerance, resident, |_, model, asked| Some(prepared(model, asked)));
 }
 
 #[test]
@@ -80,13 +84,26 @@ fn quantized_layers_are_the_weights_that_they_stand_for() {
         ResidentModel::new(LoadedWeights::load(&source, 1).unwrap(), &options).unwrap()
     };
     // Nothing is rounded, adapters neither.
-    let adapter = |pass: &ResidentModel, _: &Path, path: &Path| {
-        let adapter = Adapter::read(path, pass.config()).unwrap();
-        Arc::new(PreparedAdapter::new(&adapter, pass.config(), LoraPrecision::Exact).unwrap())
+    let exact = |_: &ResidentModel, model: &Path, asked: Asked| {
+        Some(Arc::new(asked.prepared(open(model).unwrap().config(), LoraPrecision::Exact)))
     };
     // But minima and weights of 16 bits, in some of these (`sources::safetensors::quantized`).
     let tolerance = |name: &str| if name.contains("gptq") || name.contains("awq") { 5e-2 } else { 1e-3 };
-    check_all(&golden_dir(), tolerance, load, adapter);
+    check_all(&golden_dir(), tolerance, load, exact);
+}
+
+#[test]
+fn a_dora_is_refused_by_name_where_the_bases_weights_are_not_at_hand() {
+    let dir = golden_dir();
+    let source = open(&dir.join("models/llama-tied")).unwrap();
+    let path = dir.join("adapters/dora/llama-tied/everything");
+    let error = Adapter::read(&path, source.config()).unwrap_err().to_string();
+    assert!(error.contains("use_dora") && error.contains("an executor"), "{error}");
+    let AnyAdapter::Decomposed(dora) = AnyAdapter::read(&path, source.config()).unwrap() else {
+        panic!("it is a DoRA")
+    };
+    let error = dora.over(source.config(), |_, _| None).unwrap_err().to_string();
+    assert!(error.contains("`model.layers.0.self_attn.q_proj`"), "{error}");
 }
 
 #[test]

@@ -1,6 +1,9 @@
 //! One model, any route, same bits: a request's logits do not depend on what else is computed, nor on how.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "golden_support/asked.rs"]
+mod asked;
+
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
@@ -9,12 +12,14 @@ use std::{
 use ids::BlockId;
 use kernels::Isa;
 use model::{
-    adapter::Adapter,
+    adapter::{Adapter, AnyAdapter},
     deltas::prepared::PreparedAdapter,
     forward::{BLOCK_TOKENS, ForwardPass, LogitRows, SequenceSlice, Trunk},
     resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
     sources::open::open,
 };
+
+use crate::asked::{Asked, summed};
 
 /// Models whose weights are of 32 bits, of 16 bits, with biases, with norms of heads, and of whose layers some have a window.
 const MODELS: [&str; 7] =
@@ -33,11 +38,21 @@ fn resident(name: &str, threads: usize) -> ResidentModel {
     ResidentModel::new(weights, &options).unwrap()
 }
 
-/// The base (`None`) and every golden adapter that fits the model.
+/// The base (`None`), every golden adapter that fits the model, and a sum of some.
 fn adapters(name: &str) -> Vec<Option<Arc<PreparedAdapter>>> {
     let source = open(&golden("models").join(name)).unwrap();
     let precision = LoadedWeights::load(&*source, 1).unwrap().adapter_precision();
     let mut adapters = vec![None];
+    let prepare = |asked: Asked| Some(Arc::new(asked.prepared(source.config(), precision)));
+    if name == "llama-tied" {
+        let asked = "rank4-attention:0.7+rank16-rslora:0.5+rank8-f16";
+        let adapter = summed(&golden("adapters").join(name), asked, source.config());
+        adapters.push(prepare(Asked { adapter, scales: None }));
+    }
+    for path in std::fs::read_dir(golden("adapters/dora").join(name)).into_iter().flatten() {
+        let dora = AnyAdapter::read(&path.unwrap().path(), source.config()).unwrap();
+        adapters.push(prepare(Asked::of(&golden("models").join(name), dora)));
+    }
     if let Ok(entries) = std::fs::read_dir(golden("adapters").join(name)) {
         let mut paths: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
         paths.sort();
@@ -50,10 +65,13 @@ fn adapters(name: &str) -> Vec<Option<Arc<PreparedAdapter>>> {
     adapters
 }
 
-/// The last of `adapters` of each method: LoRA, IA3, prefix tuning, none.
+/// The last of `adapters` of each method: LoRA, DoRA, IA3, prefix tuning, none.
 fn one_of_each(adapters: &[Option<Arc<PreparedAdapter>>]) -> Vec<Option<&Arc<PreparedAdapter>>> {
     let method = |adapter: &Option<Arc<PreparedAdapter>>| {
-        adapter.as_ref().map(|adapter| (adapter.scales().is_some(), adapter.prefix().is_some()))
+        let has = |adapter: &PreparedAdapter| {
+            (adapter.rank() > 0, adapter.scales().is_some(), adapter.prefix().is_some())
+        };
+        adapter.as_ref().map(|adapter| has(adapter))
     };
     let is_last = |at: usize| adapters[at + 1..].iter().all(|later| method(later) != method(&adapters[at]));
     (0..adapters.len()).filter(|&at| is_last(at)).map(|at| adapters[at].as_ref()).collect()
@@ -136,8 +154,8 @@ fn a_decode_step_of_every_method_together_has_the_bits_each_has_alone() {
         let each = one_of_each(&adapters);
         assert_eq!(
             each.len(),
-            if name == "llama-tied" { 4 } else { 3 },
-            "base, LoRA where there is one, IA3, prefix"
+            if name == "llama-tied" { 5 } else { 4 },
+            "base, LoRA where there is one, DoRA, IA3, prefix"
         );
         let requests: Vec<_> =
             (0..).zip(&each).map(|(index, adapter)| Request::new(index, 40, *adapter)).collect();

@@ -10,7 +10,7 @@ use std::{
 use ids::BlockId;
 use kernels::{Activations, Isa, Pool, attention::KvPrecision, lora::LoraPrecision};
 use model::{
-    adapter::Adapter,
+    adapter::{Adapter, sum::sum},
     cpu::{Compute, kv::PagedKv},
     deltas::{
         adapter_rows::AdapterRows,
@@ -140,16 +140,19 @@ fn prompt(length: u32, vocab: usize) -> Vec<u32> {
     (0..length).map(|i| (i * 37 + i * i * 11 + 5) % u32::try_from(vocab.min(300)).unwrap()).collect()
 }
 
-/// Adapters in the subfolders of `directory`, if there are any.
+/// Adapters in the subfolders of `directory`, if there are any, and two of them at once.
 fn adapters(directory: &Path, config: &ModelConfig, precision: LoraPrecision) -> Vec<Arc<PreparedAdapter>> {
     let entries = std::fs::read_dir(directory).into_iter().flatten();
     let mut paths: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
     paths.sort();
-    let read = |path: PathBuf| {
-        let adapter = Adapter::read(&path, config).unwrap();
-        Arc::new(PreparedAdapter::new(&adapter, config, precision).unwrap())
-    };
-    paths.into_iter().filter(|path| path.is_dir()).map(read).collect()
+    let read = |path: PathBuf| Adapter::read(&path, config).unwrap();
+    let mut all: Vec<Adapter> = paths.into_iter().filter(|path| path.is_dir()).map(read).collect();
+    let mut low_rank = all.iter().filter(|adapter| !adapter.modules().is_empty()).cloned();
+    if let Some((one, other)) = low_rank.next().zip(low_rank.next()) {
+        all.push(sum(vec![(one.into(), 0.75), (other.into(), -0.5)]).unwrap());
+    }
+    let prepare = |adapter| Arc::new(PreparedAdapter::new(adapter, config, precision).unwrap());
+    all.iter().map(prepare).collect()
 }
 
 /// Compares passes over a prompt and two more tokens: resident, and split with the sites of the resident model and of

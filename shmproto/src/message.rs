@@ -230,14 +230,33 @@ wire_struct! {
 
 wire_struct! {
     /// Where an adapter's files are.
-    #[derive(Debug, Clone, PartialEq, Eq)]
+    #[derive(Debug, Clone, PartialEq)]
     pub struct LoadAdapter {
         /// Names the call in its answer.
         pub request: RequestId,
-        /// Directory with `adapter_config.json` and `adapter_model.safetensors`, or a GGUF adapter file.
-        pub path: String,
+        /// One adapter of weight 1, or several that are added up.
+        pub parts: Vec<AdapterPart>,
         /// Whose it is.
         pub owner: OwnerBytes,
+    }
+}
+
+impl LoadAdapter {
+    /// A load of the one adapter at `path`.
+    #[must_use]
+    pub fn of_one(request: RequestId, path: impl Into<String>, owner: OwnerBytes) -> Self {
+        Self { request, parts: vec![AdapterPart { path: path.into(), weight: 1.0 }], owner }
+    }
+}
+
+wire_struct! {
+    /// An adapter in files, and how much of it there is to be.
+    #[derive(Debug, Clone, PartialEq)]
+    pub struct AdapterPart {
+        /// Directory with `adapter_config.json` and `adapter_model.safetensors`, or a GGUF adapter file.
+        pub path: String,
+        /// What it is multiplied with.
+        pub weight: f32,
     }
 }
 

@@ -31,6 +31,7 @@ fn generate(prompt: Vec<u32>) -> ToExecutor {
         request: 7,
         adapter: Some([3; 32]),
         namespace: [9; 32],
+        base_namespace: [0; 32],
         owner: [0; 32],
         prompt,
         generated: 0,

@@ -2,6 +2,7 @@
 """Makes the golden values of this folder (see README.md) with transformers and PEFT.
 
     make_golden.py tiny [--only BEGINNING]               the tiny models, their adapters, what they compute
+    make_golden.py kinds                                 of these the sums of adapters and the DoRAs alone
     make_golden.py real --gguf FILE [--adapter NAME=DIR] what the real model computes
     make_golden.py gemma --gguf FILE                     what Gemma 3 270M computes
     make_golden.py embeddings                            what tiny models and adapters make of prompts
@@ -40,6 +41,7 @@ def greedy(model, prompt):
     """First-step logits, the greedy tokens that follow `prompt`, and the top-1 minus top-2 logit of each step."""
     first, tokens, margins = None, [], []
     out = model(torch.tensor([prompt]), use_cache=True)
+    offsets = offsets_of(model, prompt)
     if has_prefix(model):
         # PEFT would put the prefix before every call: only the base model goes on from a cache.
         model = model.get_base_model()
@@ -49,8 +51,24 @@ def greedy(model, prompt):
         top = torch.topk(logits, 2)
         tokens.append(int(top.indices[0]))
         margins.append(float(top.values[0] - top.values[1]))
-        out = model(torch.tensor([tokens[-1:]]), past_key_values=out.past_key_values, use_cache=True)
+        # What follows an invocation is adapted; nothing is, where there was none.
+        out = model(torch.tensor([tokens[-1:]]), past_key_values=out.past_key_values, use_cache=True, **offsets)
     return first, tokens, margins
+
+
+def invocation_of(model):
+    """The tokens that invoke an activated adapter."""
+    return getattr(model.active_peft_config, "alora_invocation_tokens", None) if isinstance(model, PeftModel) else None
+
+
+def offsets_of(model, prompt):
+    """How PEFT is told from where an activated adapter applies, once the prompt is no longer in its sight."""
+    invocation = invocation_of(model)
+    if not invocation:
+        return {}
+    size = len(invocation)
+    is_invoked = any(prompt[at : at + size] == invocation for at in range(len(prompt) - size + 1))
+    return {"alora_offsets": [1 if is_invoked else None]}
 
 
 def has_prefix(model):
@@ -360,7 +378,7 @@ def quantized(only):
             write_adapter(home, model(), lora_config, stored, 100 * seed + nth)
             peft = PeftModel.from_pretrained(model(), home).eval()
             report(name, adapter, write_expected(peft, config["vocab_size"], name, adapter), model())
-    return [{"name": name, "adapters": list(quantized_adapters(name))} for name in QUANTIZED]
+    return [{"name": name, "adapters": list(quantized_adapters(name)), "sums": [], "doras": []} for name in QUANTIZED]
 
 
 # --- Tiny adapters ----------------------------------------------------------------------------------------------
@@ -424,7 +442,8 @@ def adapters_of(model):
     direct = direct_adapters()
     if model == "llama-tied":
         own = {"patterns-regex": (lora(4, ATTENTION, **regular), torch.float32)}
-        return {**standard_adapters(), **own, **direct}
+        activated = {"activated": (lora(8, ALL_LINEAR, alora_invocation_tokens=[5, 17, 99]), torch.float32)}
+        return {**standard_adapters(), **own, **direct, **activated}
     if model == "qwen3-qknorm":
         return {**standard_adapters(), "prefix": direct["prefix"]}
     if model == "qwen2-bias":
@@ -445,8 +464,34 @@ def quantized_adapters(model):
     return {"rank16-all-linear": standard_adapters()["rank16-all-linear"]} if model in ("llama-gptq", "llama-awq") else {}
 
 
+# Several adapters at once, each with a weight behind its name, by model.
+SUMS = {
+    "llama-tied": [
+        "rank4-attention:0.7+rank16-rslora:0.5",
+        "rank16-all-linear+rank8-f16:-0.5+some-layers:1.5",
+        "rank8-f16:0.5+rank8-bf16:0.5",
+        "rank64-all-linear:0.25",
+    ],
+    "qwen3-qknorm": ["rank8-bf16:0.6+rank16-all-linear:0.4"],
+    "gemma3": ["rank4-attention:1.25+rank16-all-linear:-0.5"],
+}
+
+
+def dora(rank, targets, **options):
+    """A configuration of a DoRA."""
+    return lora(rank, targets, use_dora=True, **options)
+
+
+# DoRAs by model: over weights of 32 and of 16 bits, with biases, and at a head.
+DORAS = {
+    "llama-tied": {"everything": (dora(8, ALL_LINEAR), torch.float32)},
+    "llama-rope3": {"head": (dora(4, ["q_proj", "down_proj", "lm_head"]), torch.float32)},
+    "qwen2-bias": {"biased": (dora(4, ["q_proj", "k_proj", "v_proj", "up_proj"], use_rslora=True), torch.float32)},
+    "gemma3": {"some": (dora(4, ["o_proj", "gate_proj"]), torch.float16)},
+    "llama-bf16": {"attention": (dora(4, ATTENTION), torch.float32)},
+}
+
 REFUSED = {
-    "dora": ("llama-tied", "use_dora", lora(2, ["q_proj"], use_dora=True)),
     "modules-to-save": ("llama-tied", "modules_to_save", lora(2, ["q_proj"], modules_to_save=["norm"])),
     "bias-all": ("llama-tied", "bias", lora(2, ["q_proj"], bias="all")),
     "prompt-tuning": (
@@ -475,6 +520,9 @@ def write_adapter(folder, base, config, dtype, seed, head_copy=False, effect=0.4
         elif ".lora_B." in name:
             module = name.split(".lora_B.")[0]
             std = effect / (scales[module] * parameter.shape[1] ** 0.5)
+        elif ".lora_magnitude_vector." in name:
+            parameter.data = parameter.data * (1 + effect * torch.randn(parameter.shape, generator=generator) / 2)
+            continue
         elif ".ia3_l." in name:
             parameter.data = 1 + effect * torch.randn(parameter.shape, generator=generator)
             continue
@@ -504,6 +552,10 @@ def sort_sets(path):
 def case_of(model, vocab, length, seed):
     """One case of a tiny model or adapter; `None` if a greedy choice is too close to call or the output is dull."""
     prompt = torch.randint(3, vocab, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+    if length > 7 and (invocation := invocation_of(model)):
+        # Twice: the last counts. What is shorter never invokes it.
+        for at in (length // 4, 3 * length // 4):
+            prompt[at : at + len(invocation)] = invocation
     logits, tokens, margins = greedy(model, prompt)
     if min(margins) < MIN_MARGIN or len(set(tokens)) < MIN_DISTINCT:
         return None
@@ -538,7 +590,7 @@ def tiny(only):
     index = {"models": [], "refused": []}
     for seed, (name, (config, dtype, shards)) in enumerate(MODELS.items()):
         if not name.startswith(only):
-            index["models"].append({"name": name, "adapters": list(adapters_of(name))})
+            index["models"].append(indexed(name))
             continue
         folder = HERE / "models" / name
         write_model(folder, config, dtype, shards, seed)
@@ -551,7 +603,9 @@ def tiny(only):
             assert all(p.dtype == torch.float32 for p in model.parameters())
             cases = write_expected(model, config["vocab_size"], name, adapter)
             report(name, adapter, cases, read_model(folder))
-        index["models"].append({"name": name, "adapters": list(adapters_of(name))})
+        write_sums(name, config["vocab_size"])
+        write_doras(name, config["vocab_size"])
+        index["models"].append(indexed(name))
     index["models"] += quantized(only)
     for name, (model, because, lora_config) in REFUSED.items():
         index["refused"].append({"name": name, "model": model, "because": because})
@@ -587,6 +641,61 @@ def embeddings():
         pooled = {"last": short(states[-1]), "mean": short(states.double().mean(0))}
         cases.append({"model": name, "adapter": adapter, "prompt": prompt, **pooled})
     write_json(HERE / "expected" / "embeddings.json", {"cases": cases})
+
+
+def summed(base, model, asked):
+    """`base` with a sum of adapters of `model`, such as `a:0.7+b`, by PEFT: ranks side by side, so that nothing is approximated."""
+    parts = [part.partition(":") for part in asked.split("+")]
+    names, weights = [name for name, _, _ in parts], [float(weight or 1) for _, _, weight in parts]
+    homes = [HERE / "adapters" / model / name for name in names]
+    peft = PeftModel.from_pretrained(base, homes[0], adapter_name=names[0])
+    for name, home in zip(names[1:], homes[1:]):
+        peft.load_adapter(home, name)
+    peft.add_weighted_adapter(names, weights, "sum", combination_type="cat")
+    peft.set_adapter("sum")
+    for module in peft.modules():
+        if "sum" in getattr(module, "lora_A", {}):
+            # The judge is judged: what PEFT made is the sum, whatever it does with patterns and scales.
+            found = [(n, w) for n, w in zip(names, weights) if n in module.lora_A]
+            expected = sum(weight * module.get_delta_weight(name) for name, weight in found)
+            assert torch.allclose(module.get_delta_weight("sum"), expected, atol=1e-6)
+    return peft.eval()
+
+
+def write_sums(name, vocab):
+    """What sums of adapters of a tiny model compute."""
+    for nth, asked in enumerate(SUMS.get(name, [])):
+        cases = write_expected(summed(read_model(HERE / "models" / name), name, asked), vocab, name, f"sum/{nth}")
+        report(name, asked, cases, read_model(HERE / "models" / name))
+
+
+def write_doras(name, vocab):
+    """DoRAs of a tiny model, and what they compute."""
+    for nth, (adapter, (config, stored)) in enumerate(DORAS.get(name, {}).items()):
+        home, folder = HERE / "adapters/dora" / name / adapter, HERE / "models" / name
+        write_adapter(home, read_model(folder), config, stored, 7000 + nth)
+        model = PeftModel.from_pretrained(read_model(folder), home).eval()
+        cases = write_expected(model, vocab, name, f"dora/{adapter}")
+        report(name, f"dora/{adapter}", cases, read_model(folder))
+
+
+def indexed(name):
+    """What there is of a tiny model."""
+    return {
+        "name": name,
+        "adapters": list(adapters_of(name)),
+        "sums": SUMS.get(name, []),
+        "doras": list(DORAS.get(name, {})),
+    }
+
+
+def kinds():
+    """Sums and DoRAs, over models and adapters as they lie here."""
+    for name, (config, _, _) in MODELS.items():
+        write_sums(name, config["vocab_size"])
+        write_doras(name, config["vocab_size"])
+    refused = [{"name": name, "model": model, "because": because} for name, (model, because, _) in REFUSED.items()]
+    write_json(HERE / "index.json", {"models": [indexed(name) for name in MODELS] + quantized("none"), "refused": refused})
 
 
 CHATS = [
@@ -687,6 +796,7 @@ def main():
     commands = parser.add_subparsers(dest="command", required=True)
     command = commands.add_parser("tiny")
     command.add_argument("--only", default="", metavar="BEGINNING")
+    commands.add_parser("kinds")
     command = commands.add_parser("real")
     command.add_argument("--gguf", type=Path, required=True)
     command.add_argument("--adapter", type=named_folder, action="append", default=[], metavar="NAME=DIR")
@@ -697,6 +807,8 @@ def main():
     torch.set_num_threads(1)
     if arguments.command == "tiny":
         tiny(arguments.only)
+    elif arguments.command == "kinds":
+        kinds()
     elif arguments.command == "gemma":
         gemma(arguments.gguf)
     elif arguments.command == "embeddings":

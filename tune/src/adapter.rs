@@ -148,7 +148,7 @@ impl Shape {
     pub fn like(method: &Method) -> Self {
         let targets = |of: &mut dyn Iterator<Item = Target>| of.map(Module).collect();
         match method {
-            Method::Lora(modules) => {
+            Method::Lora(modules) | Method::Activated(modules, _) => {
                 let rank = method.rank();
                 let alpha = f64::from(modules.first().map_or(1.0, |module| module.scale)) * rank as f64;
                 let targets = targets(&mut modules.iter().map(|module| module.target));

@@ -1,46 +1,20 @@
 //! Adapters as PEFT writes them: a directory that transformers loads, and every other server.
 
-use std::{
-    fs::{self, File},
-    io,
-    path::Path,
-};
+use std::path::Path;
 
-use half::{bf16, f16};
+use kernels::TensorType;
 use model::{
-    adapter::{Method, Side},
+    adapter::{Method, Side, writing},
     shape::{config::ModelConfig, layout::linear_shape, source::Target},
     sources::hf_names::module_name,
 };
-use safetensors::{SafeTensorError, tensor::TensorView};
+use safetensors::SafeTensorError;
 use serde_json::{Value, json};
 
+pub use model::adapter::writing::{CONFIG_FILE, WriteError};
+pub(crate) use model::adapter::writing::{METADATA, Named, sync, write_file};
+
 use crate::adapter::{Module, Shape, scaled_side};
-
-/// What PEFT calls an adapter's configuration.
-pub const CONFIG_FILE: &str = "adapter_config.json";
-
-/// The tensor of a draft adapter that holds the tokens it may guess, `[tokens]`, ascending.
-const SHORTLIST: &str = "draft.shortlist";
-
-/// The name of our words in a file of tensors.
-pub(crate) const METADATA: &str = "holobiont";
-
-/// Why an adapter was not written.
-#[derive(Debug, thiserror::Error)]
-pub enum WriteError {
-    /// The file system did not take it.
-    #[error("{path} cannot be written")]
-    Io {
-        /// The file or directory.
-        path: String,
-        /// Cause.
-        source: io::Error,
-    },
-    /// It cannot be encoded.
-    #[error("the tensors of the adapter cannot be written")]
-    Encode(#[from] SafeTensorError),
-}
 
 /// With what numbers an adapter is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
@@ -55,21 +29,11 @@ pub enum Dtype {
 }
 
 impl Dtype {
-    fn of_file(self) -> safetensors::Dtype {
+    fn kind(self) -> TensorType {
         match self {
-            Self::F32 => safetensors::Dtype::F32,
-            Self::F16 => safetensors::Dtype::F16,
-            Self::Bf16 => safetensors::Dtype::BF16,
-        }
-    }
-
-    /// Rounds to nearest, ties to even.
-    fn encode(self, values: &[f32]) -> Vec<u8> {
-        let values = values.iter();
-        match self {
-            Self::F32 => values.flat_map(|value| value.to_le_bytes()).collect(),
-            Self::F16 => values.flat_map(|&value| f16::from_f32(value).to_le_bytes()).collect(),
-            Self::Bf16 => values.flat_map(|&value| bf16::from_f32(value).to_le_bytes()).collect(),
+            Self::F32 => TensorType::F32,
+            Self::F16 => TensorType::F16,
+            Self::Bf16 => TensorType::Bf16,
         }
     }
 }
@@ -87,39 +51,7 @@ pub fn write(
     dtype: Dtype,
     shortlist: &[u32],
 ) -> Result<(), WriteError> {
-    let bytes = serialize(&tensors(method, config), dtype, shortlist, None)?;
-    let beside = path.with_extension("partial");
-    let _ = fs::remove_dir_all(&beside);
-    let written = fs::create_dir_all(&beside)
-        .and_then(|()| write_file(&beside.join(CONFIG_FILE), options))
-        .and_then(|()| write_file(&beside.join("adapter_model.safetensors"), &bytes))
-        .and_then(|()| sync(&beside))
-        .and_then(|()| fs::rename(&beside, path))
-        .and_then(|()| path.parent().map_or(Ok(()), sync));
-    written.map_err(|source| {
-        // A disk that is full needs the room.
-        let _ = fs::remove_dir_all(&beside);
-        WriteError::Io { path: path.display().to_string(), source }
-    })
-}
-
-/// Writes a file and sees that it is on the disk.
-pub(crate) fn write_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    fs::write(path, bytes)?;
-    File::open(path)?.sync_all()
-}
-
-/// Sees that a directory's entries are on the disk.
-pub(crate) fn sync(directory: &Path) -> io::Result<()> {
-    let directory = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
-    File::open(directory)?.sync_all()
-}
-
-/// A tensor by its name.
-pub(crate) struct Named<'a> {
-    pub(crate) name: String,
-    pub(crate) shape: Vec<usize>,
-    pub(crate) values: &'a [f32],
+    writing::write(path, options, &serialize(&tensors(method, config), dtype, shortlist, None)?)
 }
 
 /// The tensors in one file, with the shortlist of a draft, if there is one, and words about them.
@@ -129,21 +61,12 @@ pub(crate) fn serialize(
     shortlist: &[u32],
     words: Option<String>,
 ) -> Result<Vec<u8>, SafeTensorError> {
-    let bytes: Vec<Vec<u8>> = tensors.iter().map(|tensor| dtype.encode(tensor.values)).collect();
-    let mut views = Vec::with_capacity(tensors.len());
-    for (Named { name, shape, .. }, bytes) in tensors.iter().zip(&bytes) {
-        views.push((&name[..], TensorView::new(dtype.of_file(), shape.clone(), bytes)?));
-    }
-    let tokens: Vec<u8> = shortlist.iter().flat_map(|&token| i64::from(token).to_le_bytes()).collect();
-    if !shortlist.is_empty() {
-        views.push((SHORTLIST, TensorView::new(safetensors::Dtype::I64, vec![shortlist.len()], &tokens)?));
-    }
-    safetensors::serialize(views, words.map(|words| [(METADATA.to_owned(), words)].into()))
+    writing::serialize(tensors, dtype.kind(), shortlist, words)
 }
 
 fn tensors<'a>(method: &'a Method, config: &ModelConfig) -> Vec<Named<'a>> {
     match method {
-        Method::Lora(modules) => modules
+        Method::Lora(modules) | Method::Activated(modules, _) => modules
             .iter()
             .flat_map(|module| {
                 let ([outputs, inputs], rank) = (linear_shape(config, module.target), module.rank);

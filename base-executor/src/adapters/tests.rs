@@ -17,6 +17,7 @@ fn prepared(budget: &Budget, id: AdapterId, bytes: u64) -> Prepared<()> {
         rank: 1,
         modules: 1,
         virtual_tokens: 0,
+        invocation: None,
         role: Role::Answers,
     }
 }

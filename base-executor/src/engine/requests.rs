@@ -2,9 +2,12 @@
 
 use std::time::Instant;
 
-use cache::Namespace;
+use cache::{Namespace, Trail};
 use ids::{AdapterId, TenantId};
-use model::{forward::ForwardPass, sites::SitePath};
+use model::{
+    forward::{BLOCK_TOKENS, ForwardPass},
+    sites::SitePath,
+};
 use shmproto::message::Generate;
 
 use super::{
@@ -57,13 +60,26 @@ impl<P: ForwardPass> Engine<P> {
         if task.path == SitePath::Linear && !self.computing.pass.takes_linear() {
             return Err(Refusal::NoExact);
         }
-        let namespace = Namespace {
-            adapter: request.adapter.map(AdapterId),
-            sharing: sharing(request.namespace, task.path),
+        let trail = self.trail(&request, task.path);
+        let origin = Origin { caller, received_at };
+        Ok(Sequence::new(origin, adapted, trail, request.prompt, task).guided(guide))
+    }
+
+    /// Where its keys and values are: an activated adapter begins where it is invoked in what was asked.
+    fn trail(&self, request: &Generate, path: SitePath) -> Trail {
+        let of = |adapter, namespace| Namespace {
+            adapter,
+            sharing: sharing(namespace, path),
             owner: TenantId(request.owner),
         };
-        let origin = Origin { caller, received_at };
-        Ok(Sequence::new(origin, adapted, namespace, request.prompt, task).guided(guide))
+        let adapter = request.adapter.map(AdapterId);
+        let own = of(adapter, request.namespace);
+        let Some(invocation) = adapter.and_then(|id| self.tiers.invocation(id)) else {
+            return Trail::whole(own);
+        };
+        let asked = request.prompt.len().saturating_sub(request.generated as usize);
+        let begin = invocation.begin(&request.prompt[..asked]);
+        Trail::activated(of(None, request.base_namespace), own, begin, BLOCK_TOKENS)
     }
 
     /// Its way through its grammar, if it has one: what was generated before is the beginning of the answer.

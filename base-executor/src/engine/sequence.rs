@@ -18,7 +18,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use cache::{Cache, Cursor, Namespace};
+use cache::{Cache, Cursor, Trail};
 use ids::{AdapterId, BlockId, TenantId};
 use model::{
     forward::{BLOCK_TOKENS, LogitRows},
@@ -114,7 +114,7 @@ pub(super) struct Sequence<A> {
     pub(super) tokens: Vec<u32>,
     pub(super) computed: usize,
     pub(super) blocks: Vec<BlockId>,
-    namespace: Namespace,
+    trail: Trail,
     /// Where the completion begins.
     prompt_end: usize,
     counts: TokenCounts,
@@ -141,7 +141,7 @@ impl<A> Sequence<A> {
     pub(super) fn new(
         Origin { caller, received_at }: Origin,
         adapted: Option<Adapted<A>>,
-        namespace: Namespace,
+        trail: Trail,
         mut prompt: Vec<u32>,
         task: Task,
     ) -> Self {
@@ -160,9 +160,9 @@ impl<A> Sequence<A> {
             tokens: prompt,
             computed: 0,
             blocks: Vec::new(),
-            namespace,
+            trail,
             counts,
-            cursor: Cursor::root(namespace),
+            cursor: trail.root(),
             grown: None,
             commission: None,
             is_admitted: false,
@@ -174,8 +174,10 @@ impl<A> Sequence<A> {
         }
     }
 
+    /// The adapter, if it applies to the next token to be computed.
     pub(super) fn adapter(&self) -> Option<&Arc<A>> {
-        self.adapted.as_ref().map(|adapted| &adapted.adapter)
+        let applies = self.trail.applies(self.computed);
+        self.adapted.as_ref().filter(|_| applies).map(|adapted| &adapted.adapter)
     }
 
     pub(super) fn adapter_id(&self) -> Option<AdapterId> {
@@ -237,7 +239,7 @@ impl<A> Sequence<A> {
 
     /// Whose text it is, and by which adapter.
     pub(super) fn whose(&self) -> (Option<AdapterId>, TenantId) {
-        (self.namespace.adapter, self.namespace.owner)
+        (self.trail.own().adapter, self.trail.own().owner)
     }
 
     /// Blocks that its tokens need beside its own.
@@ -254,7 +256,7 @@ impl<A> Sequence<A> {
             true => Report::Each { virtual_tokens: self.pending_virtual() },
             false => Report::Last,
         };
-        Stage::Prompt { pending: self.pending(), report }
+        Stage::Prompt { pending: self.trail.alike(self.computed, self.pending()), report }
     }
 
     /// The logits wanted of its next `count` tokens.
@@ -335,7 +337,11 @@ impl<A> Sequence<A> {
         let full_before = self.computed / BLOCK_TOKENS;
         self.computed += count;
         for index in full_before..self.computed / BLOCK_TOKENS {
-            let tokens = &self.tokens[index * BLOCK_TOKENS..][..BLOCK_TOKENS];
+            let begin = index * BLOCK_TOKENS;
+            if let Some(cursor) = self.trail.fork_at(begin, &self.tokens) {
+                self.cursor = cursor;
+            }
+            let tokens = &self.tokens[begin..][..BLOCK_TOKENS];
             self.blocks[index] = kv.insert(&mut self.cursor, tokens, self.blocks[index]);
         }
     }

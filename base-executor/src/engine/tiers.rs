@@ -4,6 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use cache::Cache;
 use ids::AdapterId;
+use model::adapter::Invocation;
 use shmproto::message::{AdapterLoaded, AdapterStats, AdapterUnloaded, Failed, Stats, ToGateway, WireError};
 
 use super::event::Caller;
@@ -45,6 +46,11 @@ impl<A> Tiers<A> {
     /// Tokens that the adapter puts before a prompt.
     pub(super) fn virtual_tokens(&self, id: AdapterId) -> usize {
         self.host.virtual_tokens(id)
+    }
+
+    /// What invokes it, if it is an activated adapter.
+    pub(super) fn invocation(&self, id: AdapterId) -> Option<&Invocation> {
+        self.host.invocation(id)
     }
 
     /// Another sequence uses it until it is released.

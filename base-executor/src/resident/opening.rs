@@ -112,9 +112,10 @@ pub(super) fn open<O: Opening>(
         "lower --device-bytes (or --kv-bytes and --device-adapter-bytes)",
     )?;
     let library = Library::new().context("no descriptor is left for the images of adapters")?;
-    let drafting = O::shared(&weights);
+    let shared = O::shared(&weights);
+    let drafting = shared.clone();
     let drafting = drafting.and_then(|shared| Drafting::new(config, shared, &base.cores, &budget.drafts));
-    let loader = AdapterLoader::new(config, &shape, suits, &library, drafting);
+    let loader = AdapterLoader::new(config, &shape, suits, &library, (drafting, shared));
     let draft_model =
         drafting::model_of(config, (&base.path, shape.vocab_size), &base.cores, &budget.drafts)?;
     progress.stage("taking memory for keys and values");

@@ -292,6 +292,7 @@ pub(crate) fn request(request: u64, prompt: Vec<u32>, max_tokens: u32) -> Genera
         request,
         adapter: None,
         namespace: [0; 32],
+        base_namespace: [0; 32],
         owner: [0; 32],
         prompt,
         generated: 0,

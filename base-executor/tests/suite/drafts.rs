@@ -26,7 +26,7 @@ fn start(place: &Place, arguments: &[&str]) -> Process {
 
 async fn load(gateway: &mut Gateway, place: &Place, name: &str) -> ToGateway {
     let path = place.path(name).to_str().unwrap().to_owned();
-    gateway.send(ToExecutor::LoadAdapter(LoadAdapter { request: 500, path, owner: EVERYBODY })).await;
+    gateway.send(ToExecutor::LoadAdapter(LoadAdapter::of_one(500, path, EVERYBODY))).await;
     gateway.answer().await
 }
 

@@ -1,5 +1,6 @@
 //! The engine at its doors: events in, messages out, over a forward pass without weights.
 
+mod activated;
 mod drafts;
 mod embeddings;
 mod grammars;
@@ -24,7 +25,7 @@ use base_executor::{
 };
 use cache::ledger::Account;
 use ids::{AdapterId, Generation};
-use model::forward::LogitRows;
+use model::{adapter::Invocation, forward::LogitRows};
 use policy::clock::Clock;
 use proptest::prelude::*;
 use shmproto::message::{
@@ -219,6 +220,7 @@ impl Bench {
                 let adapter = Arc::new(FakeAdapter(tag.into()));
                 let generation = Generation([100 + tag; 32]);
                 let virtual_tokens = virtual_tokens(tag);
+                let invocation = (tag == ACTIVATED).then(|| Invocation::new(Some(vec![7]), VOCAB).unwrap());
                 Loaded::New(Prepared {
                     adapter,
                     claim,
@@ -226,6 +228,7 @@ impl Bench {
                     rank: 4,
                     modules: 2,
                     virtual_tokens,
+                    invocation,
                     role: Role::Answers,
                 })
             }
@@ -251,6 +254,9 @@ impl Bench {
 
 /// The adapter whose prefix is longer than a block.
 const PREFIX: u8 = 20;
+
+/// The adapter that applies from where a prompt has the token 7 for the last time.
+const ACTIVATED: u8 = 30;
 
 /// Tokens that an adapter puts before every prompt.
 fn virtual_tokens(tag: u8) -> usize {
@@ -314,7 +320,7 @@ fn assert_nothing_held(bench: &Bench) {
 /// that begin alike; and some for embeddings.
 fn any_request() -> impl Strategy<Value = Generate> {
     let shape = (0..3u64, 0..70usize, 0..4u64, 1..6usize, 0..40u32);
-    let choice = (prop::bool::ANY, 0..4u32, prop::bool::weighted(0.2), prop::bool::weighted(0.15), 0..4usize);
+    let choice = (prop::bool::ANY, 0..4u32, prop::bool::weighted(0.2), prop::bool::weighted(0.15), 0..5usize);
     (shape, choice, any::<u64>()).prop_map(|((head, head_len, tail, tail_len, max_tokens), choice, seed)| {
         let (sampled, stops, penalized, scored, adapter) = choice;
         let mut tokens = prompt(head, head_len);
@@ -332,7 +338,7 @@ fn any_request() -> impl Strategy<Value = Generate> {
             request.pooling = Some(if seed % 8 == 0 { Pooling::Mean } else { Pooling::Last });
             (request.max_tokens, request.prompt_logprobs) = (0, None);
         }
-        request.adapter = [None, Some(1), Some(2), Some(PREFIX)][adapter].map(|tag| [tag; 32]);
+        request.adapter = [None, Some(1), Some(2), Some(PREFIX), Some(ACTIVATED)][adapter].map(|tag| [tag; 32]);
         request
     })
 }
@@ -356,7 +362,7 @@ proptest! {
         limits in any_limits(),
     ) {
         let mut bench = Bench::new(limits);
-        [1, 2, PREFIX].into_iter().for_each(|tag| bench.load(tag));
+        [1, 2, PREFIX, ACTIVATED].into_iter().for_each(|tag| bench.load(tag));
         for (id, (request, steps_before)) in (1..).zip(&mut requests) {
             request.request = id;
             (0..*steps_before).for_each(|_| bench.step());
@@ -374,7 +380,7 @@ proptest! {
         limits in any_limits(),
     ) {
         let mut bench = Bench::new(limits);
-        [1, 2, PREFIX].into_iter().for_each(|tag| bench.load(tag));
+        [1, 2, PREFIX, ACTIVATED].into_iter().for_each(|tag| bench.load(tag));
         for (id, (mut request, steps, age)) in (1..).zip(moments) {
             request.request = id;
             bench.send(request);

@@ -117,7 +117,7 @@ impl Gateway {
     }
 
     pub(crate) async fn load_for(&mut self, owner: [u8; 32], request: u64, name: &str) -> ToGateway {
-        let call = LoadAdapter { request, path: format!("/adapters/{name}"), owner };
+        let call = LoadAdapter::of_one(request, format!("/adapters/{name}"), owner);
         self.send(ToExecutor::LoadAdapter(call)).await;
         self.answer().await
     }

@@ -327,12 +327,12 @@ async fn an_adapter_that_cannot_fit_is_refused_before_its_file_is_read() {
     // A gigabyte of nothing, which would be no safetensors file if it were read.
     fs::File::create(place.path("large/adapter_model.safetensors")).unwrap().set_len(1 << 30).unwrap();
     let path = place.path("large").display().to_string();
-    gateway.send(ToExecutor::LoadAdapter(LoadAdapter { request: 1, path, owner: EVERYBODY })).await;
+    gateway.send(ToExecutor::LoadAdapter(LoadAdapter::of_one(1, path, EVERYBODY))).await;
     let ToGateway::Failed(failed) = gateway.answer().await else { panic!("it is refused") };
     assert_eq!(failed.error.code, ErrorCode::AdapterBudgetExceeded, "{}", failed.error.message);
     tiny::write_adapter(&place.path("small"), &[]);
     let path = place.path("small").display().to_string();
-    gateway.send(ToExecutor::LoadAdapter(LoadAdapter { request: 2, path, owner: EVERYBODY })).await;
+    gateway.send(ToExecutor::LoadAdapter(LoadAdapter::of_one(2, path, EVERYBODY))).await;
     assert!(matches!(gateway.answer().await, ToGateway::AdapterLoaded(_)));
 }
 
@@ -342,7 +342,7 @@ async fn live(place: &Place) {
     let mut gateway = Gateway::greet(&place.socket(), 1).await;
     tiny::write_adapter(&place.path("adapter"), &[]);
     let path = place.path("adapter").display().to_string();
-    gateway.send(ToExecutor::LoadAdapter(LoadAdapter { request: 1, path, owner: EVERYBODY })).await;
+    gateway.send(ToExecutor::LoadAdapter(LoadAdapter::of_one(1, path, EVERYBODY))).await;
     let ToGateway::AdapterLoaded(loaded) = gateway.answer().await else { panic!("it is loaded") };
     for id in 1..=4 {
         let adapter = Some(loaded.adapter);
@@ -412,7 +412,7 @@ async fn load_adapters(place: &Place, gateway: &mut Gateway, owners: std::ops::R
     let mut adapters = Vec::new();
     for owner in owners {
         let (request, path) = (u64::from(owner) + 1000, place.path("adapter").display().to_string());
-        let load = LoadAdapter { request, path, owner: [owner; 32] };
+        let load = LoadAdapter::of_one(request, path, [owner; 32]);
         gateway.send(ToExecutor::LoadAdapter(load)).await;
         let answer = gateway.answer().await;
         let ToGateway::AdapterLoaded(loaded) = answer else { panic!("{answer:?}") };
@@ -477,7 +477,7 @@ async fn live_cold(place: &Place) {
         let path = path.display().to_string();
         // To two owners the same bytes are two adapters.
         let owner = [u8::try_from(request).unwrap(); 32];
-        gateway.send(ToExecutor::LoadAdapter(LoadAdapter { request, path, owner })).await;
+        gateway.send(ToExecutor::LoadAdapter(LoadAdapter::of_one(request, path, owner))).await;
         let answer = gateway.answer().await;
         let ToGateway::AdapterLoaded(loaded) = answer else { panic!("{answer:?}") };
         let adapter = Some(loaded.adapter);

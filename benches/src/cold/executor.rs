@@ -182,7 +182,7 @@ impl Executor {
     /// Brings adapters into the host tier, and in [`Mode::Cached`] onto the device; requests call them by their index.
     pub(crate) async fn load(&mut self, folders: &[PathBuf]) -> Result<()> {
         for folder in folders {
-            let call = LoadAdapter { request: 0, path: folder.display().to_string(), owner: [0; 32] };
+            let call = LoadAdapter::of_one(0, folder.display().to_string(), [0; 32]);
             self.send(&ToExecutor::LoadAdapter(call)).await?;
             match self.answer().await? {
                 ToGateway::AdapterLoaded(loaded) => self.adapters.push(loaded.adapter),

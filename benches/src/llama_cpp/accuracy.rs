@@ -6,11 +6,11 @@
 
 use std::{path::Path, sync::Arc};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use files::gguf::GgufFile;
 use ids::BlockId;
 use model::{
-    adapter::AnyAdapter,
+    adapter::Adapter,
     deltas::prepared::PreparedAdapter,
     forward::{BLOCK_TOKENS, ForwardPass, LogitRows, SequenceSlice},
     precision::Precision,
@@ -247,11 +247,9 @@ struct Adapted {
 impl Adapted {
     fn new(weights: LoadedWeights, kv_dtype: KvDtype, adapter: Option<&Path>) -> Result<Self> {
         let (config, precision) = (weights.config(), weights.adapter_precision());
-        let adapter = adapter.map(|path| match AnyAdapter::read(path, config)? {
-            AnyAdapter::Answers(adapter) => Ok(Arc::new(PreparedAdapter::new(&adapter, config, precision)?)),
-            AnyAdapter::Drafts(_) => bail!("{} is a draft", path.display()),
-        });
-        let adapter = adapter.transpose()?;
+        let adapter = adapter.map(|path| Adapter::read(path, config)).transpose()?;
+        let prepared = adapter.map(|adapter| PreparedAdapter::new(&adapter, config, precision));
+        let adapter = prepared.transpose()?.map(Arc::new);
         let tokens = STRETCH + adapter.as_ref().map_or(0, |adapter| adapter.virtual_tokens());
         let kv_bytes = weights.kv_shape(kv_dtype).block_bytes() * tokens.div_ceil(BLOCK_TOKENS);
         let options = ResidentOptions { cores: Vec::new(), kv_bytes, kv_dtype };

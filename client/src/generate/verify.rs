@@ -48,7 +48,7 @@ impl SplitModel {
             start: root + segment.own.depth,
             blocks: &tables[index],
             trunk: &trunks[index],
-            adapter: sequence.adapter.map(|adapter| &adapter.prepared),
+            adapter: sequence.adapter(),
             logits: LogitRows::All,
         };
         let batch: Vec<_> = segments.iter().enumerate().map(slice).collect();

@@ -45,6 +45,20 @@ fn weights() -> Vec<u8> {
     safetensors(&Value::from(header).to_string(), 512)
 }
 
+/// The same with a magnitude of this shape for each layer.
+fn with_magnitudes(shape: &[u64]) -> Vec<u8> {
+    let bytes = 4 * shape.iter().product::<u64>();
+    let mut header = serde_json::Map::new();
+    for layer in 0..2 {
+        let begin = layer as u64 * (256 + bytes);
+        header.insert(name(layer, 'A'), tensor("F32", &[4, 8], begin, begin + 128));
+        header.insert(name(layer, 'B'), tensor("F32", &[8, 4], begin + 128, begin + 256));
+        let magnitude = name(layer, 'A').replace("lora_A.weight", "lora_magnitude_vector");
+        header.insert(magnitude, tensor("F32", shape, begin + 256, begin + 256 + bytes));
+    }
+    safetensors(&Value::from(header).to_string(), 2 * (256 + bytes as usize))
+}
+
 fn adapter(config: &Value, weights: &[u8]) -> Vec<u8> {
     join(&[config.to_string().as_bytes(), weights])
 }
@@ -52,6 +66,10 @@ fn adapter(config: &Value, weights: &[u8]) -> Vec<u8> {
 pub(super) fn peft() -> Vec<Seed> {
     let mut make = Maker::new("peft");
     make.valid("an adapter", adapter(&config(), &weights()));
+    let dora = |magnitude: &[u64]| adapter(&with("use_dora", json!(true)), &with_magnitudes(magnitude));
+    make.valid("a DoRA", dora(&[8]));
+    make.refused("a magnitude of two dimensions", RANKS, dora(&[2, 4]), "[2, 4]");
+    make.refused("a magnitude for one output", RANKS, dora(&[1]), "[1]");
     headers(&mut make);
     tensors(&mut make);
     ranks(&mut make);

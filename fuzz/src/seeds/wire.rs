@@ -3,8 +3,8 @@
 use shmproto::{
     codec::Wire,
     message::{
-        AdapterLoaded, AdapterStats, ColdStart, DeviceFacts, ErrorCode, Failed, Finish, Generate, Hello,
-        LoadAdapter, Loading, Output, Pooling, Precision, Provisional, Sampling, Stats, ToExecutor,
+        AdapterLoaded, AdapterPart, AdapterStats, ColdStart, DeviceFacts, ErrorCode, Failed, Finish,
+        Generate, Hello, LoadAdapter, Loading, Output, Pooling, Precision, Provisional, Sampling, Stats, ToExecutor,
         ToGateway, TokenOutput, UnloadAdapter, Welcome, WireError, WorkerStats,
     },
 };
@@ -20,6 +20,7 @@ fn generate() -> Generate {
         request: 1,
         adapter: Some([3; 32]),
         namespace: [4; 32],
+        base_namespace: [0; 32],
         owner: [0; 32],
         prompt: vec![1, 2, 3],
         generated: 0,
@@ -51,8 +52,10 @@ pub(super) fn to_executor() -> Vec<Seed> {
     let mut make = Maker::new("to_executor");
     make.valid("a hello", ToExecutor::Hello(Hello { version: 3, instance: 1 }).to_bytes());
     make.valid("a request", ToExecutor::Generate(generate()).to_bytes());
-    let load = LoadAdapter { request: 1, path: "/adapters/a".to_owned(), owner: [0; 32] };
-    make.valid("a load", ToExecutor::LoadAdapter(load).to_bytes());
+    let mut load = LoadAdapter::of_one(1, "/adapters/a", [0; 32]);
+    make.valid("a load", ToExecutor::LoadAdapter(load.clone()).to_bytes());
+    load.parts.push(AdapterPart { path: "/adapters/b".to_owned(), weight: 0.5 });
+    make.valid("a load of a sum", ToExecutor::LoadAdapter(load).to_bytes());
     let unload = UnloadAdapter { request: 1, adapter: [1; 32] };
     make.valid("an unload", ToExecutor::UnloadAdapter(unload).to_bytes());
     // The count of the prompt follows tag, request, adapter, namespace and owner.
@@ -60,7 +63,9 @@ pub(super) fn to_executor() -> Vec<Seed> {
     let at = 1 + 8 + 33 + 32 + 32;
     bytes[at..at + 4].copy_from_slice(&u32::MAX.to_le_bytes());
     make.refused("a prompt of 2^32 - 1 tokens", COUNTS, bytes, "ends early");
-    make.refused("a path of 2^32 - 1 bytes", COUNTS, [&[3][..], &[0; 8], &[255; 4]].concat(), "ends early");
+    make.refused("2^32 - 1 parts", COUNTS, [&[3][..], &[0; 8], &[255; 4]].concat(), "ends early");
+    let part = [&[3][..], &[0; 8], &[1, 0, 0, 0], &[255; 4], &[0; 36]].concat();
+    make.refused("a path of 2^32 - 1 bytes", COUNTS, part, "ends early");
     make.refused("nothing", COUNTS, Vec::new(), "ends early");
     make.refused("an unknown message", FORMAT, vec![200], "no variant 200");
     make.refused("a pickle", FORMAT, b"\x80\x04\x95cos\nsystem\n".to_vec(), "no variant 128");

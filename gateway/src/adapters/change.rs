@@ -188,7 +188,7 @@ impl Registry {
         let home = self.calmest();
         // Until it is registered: who makes this executor ready would free it.
         let moving = home.moving.lock().await;
-        let loaded = self.load_content(home, content, tenant.as_deref()).await?;
+        let loaded = self.load_files(home, &[(content, 1.0)], tenant.as_deref()).await?;
         failpoint::pass("gateway.loaded_before_commit");
         // No request asks for a draft, so nothing else would keep it in the executors.
         let is_draft = loaded.draft_layers > 0;
@@ -355,11 +355,7 @@ impl Registry {
         failpoint::pass("gateway.unload_drained");
         let _changing = self.changing.lock().await;
         lock(&self.draining).retain(|other| !Arc::ptr_eq(other, entry));
-        let mut freed = 0;
-        for home in &self.homes {
-            let _moving = home.moving.lock().await;
-            freed += self.free(home, entry.id()).await;
-        }
+        let freed = self.free_sums_of(entry).await + self.free_everywhere(entry).await;
         self.remove_unreferenced(entry.record.content);
         freed
     }

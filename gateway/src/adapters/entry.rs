@@ -40,6 +40,15 @@ pub struct Entry {
     /// Where it is used.
     uses: Mutex<Uses>,
     rate: Mutex<Rate>,
+    /// What it is the sum of; nothing, if it has files of its own.
+    parts: Vec<Part>,
+}
+
+/// An adapter of a sum, and what it is multiplied with.
+#[derive(Debug, Clone)]
+pub(super) struct Part {
+    pub(super) entry: Arc<Entry>,
+    pub(super) weight: f32,
 }
 
 /// Who uses an adapter on which executor.
@@ -63,8 +72,33 @@ impl Entry {
             leases: watch::Sender::new(()),
             uses: Mutex::default(),
             rate: Mutex::default(),
+            parts: Vec::new(),
             record,
         }
+    }
+
+    /// The same as the sum of others.
+    pub(super) fn with_parts(self, parts: Vec<Part>) -> Self {
+        Self { parts, ..self }
+    }
+
+    /// What it is the sum of; nothing, if it has files of its own.
+    pub(super) fn parts(&self) -> &[Part] {
+        &self.parts
+    }
+
+    /// Whether both are the sum of the same adapters, with the same weights.
+    pub(super) fn is_sum_of(&self, other: &Self) -> bool {
+        let pairs = || self.parts.iter().zip(&other.parts);
+        self.id == other.id && pairs().all(|(one, other)| Arc::ptr_eq(&one.entry, &other.entry))
+    }
+
+    /// Those whose files it is made of, each with its weight: itself, or its parts.
+    pub(super) fn sources(&self) -> Vec<(&Record, f32)> {
+        if self.parts.is_empty() {
+            return vec![(&self.record, 1.0)];
+        }
+        self.parts.iter().map(|part| (&part.entry.record, part.weight)).collect()
     }
 
     /// What it is called in the executor.
@@ -155,6 +189,7 @@ impl Entry {
             entry: Arc::clone(self),
             is_placed: AtomicBool::new(false),
             _held: held,
+            _parts: self.parts.iter().map(|part| part.entry.leases.subscribe()).collect(),
         }
     }
 
@@ -186,6 +221,8 @@ pub struct Lease {
     /// True once it is known on which executor it is used.
     is_placed: AtomicBool,
     _held: watch::Receiver<()>,
+    /// What keeps the parts of a sum.
+    _parts: Vec<watch::Receiver<()>>,
 }
 
 impl Lease {

@@ -7,6 +7,8 @@ use crate::{executor::CallError, thread::ThreadError};
 
 /// Longest name of an adapter, in bytes.
 pub(super) const MAX_NAME_BYTES: usize = 256;
+/// Most adapters of a sum.
+pub(super) const MAX_PARTS: usize = 8;
 
 /// Why the registry could not be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -221,6 +223,9 @@ pub enum ResidencyError {
     /// Its files are in the bucket, and do not come.
     #[error(transparent)]
     Unfetched(#[from] Unfetched),
+    /// They do not add up.
+    #[error(transparent)]
+    Sum(#[from] SumError),
 }
 
 /// The name is there, but the store that its files are in does not give them now.
@@ -244,6 +249,53 @@ pub enum LeaseError {
     /// It guesses for the base.
     #[error("'{0}' is a draft: it answers nobody; ask the base, or an adapter that is none")]
     Draft(String),
+    /// What it names does not add up.
+    #[error(transparent)]
+    Sum(#[from] SumError),
+}
+
+/// Why what was asked for is no sum of adapters.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SumError {
+    /// Nothing stands before or behind a `+`, or before a colon.
+    #[error("a part of it has no name; write a+b, or a:0.7+b:0.3")]
+    NoName,
+    /// What stands behind a colon is no weight.
+    #[error("'{weight}' is no weight of the adapter '{name}'; write a number other than 0, such as 0.7")]
+    Weight {
+        /// The adapter.
+        name: String,
+        /// As asked, shortened.
+        weight: String,
+    },
+    /// One adapter is named more than once.
+    #[error("it names the adapter '{0}' twice; give it one weight instead")]
+    Twice(String),
+    /// Too many are named.
+    #[error("it names {0} adapters, and {MAX_PARTS} is the most that are added up; name fewer")]
+    TooMany(usize),
+    /// One is not there.
+    #[error("no adapter is named '{0}'; GET /v1/models lists what is served")]
+    Unknown(String),
+    /// One is of another kind.
+    #[error("the adapter '{0}' is no LoRA, and only LoRAs add up; leave it out")]
+    NoRank(String),
+    /// An administrator names what belongs to several tenants.
+    #[error(
+        "it names adapters of different tenants, whose sum would belong to none of them; name those of one"
+    )]
+    Owners,
+    /// All that are remembered are in use.
+    #[error("{0} sums of adapters are in use, which is the limit; try again shortly")]
+    Busy(usize),
+    /// The executor does not add them up.
+    #[error("'{name}' cannot be had: {reason}")]
+    Refused {
+        /// The sum.
+        name: String,
+        /// What it said, for a person.
+        reason: String,
+    },
 }
 
 /// The name is there, but its adapter could not be brought back.

@@ -15,8 +15,9 @@ use shmproto::message::{AdapterLoaded, ErrorCode};
 use tokio::sync::watch;
 
 use super::{
+    database::Record,
     entry::{Entry, Lease, Place},
-    errors::{ResidencyError, Unfetched, Unusable},
+    errors::{ResidencyError, SumError, Unfetched, Unusable},
     registry::Registry,
     residency::{Home, PendingLoad, Residency},
     store::{ContentId, Held},
@@ -32,6 +33,9 @@ const MAX_WAITERS: usize = 1024;
 const ROOM_WAIT: Duration = Duration::from_secs(1);
 /// How often it looks.
 const ROOM_PAUSE: Duration = Duration::from_millis(20);
+
+/// Whether an adapter was registered itself, and when it was last used, in microseconds.
+type Worth = (bool, u64);
 
 /// A request that waits; says so until it is dropped.
 struct Waiting<'a>(&'a Home);
@@ -136,8 +140,10 @@ impl Registry {
                     tokio::time::sleep(ROOM_PAUSE).await
                 }
                 // What lies here may have rotted: what lies in the bucket has not.
-                Err(ResidencyError::Unusable(_)) if held.is_of_bucket() && !is_fetched_again => {
-                    self.store.remove(entry.record.content);
+                Err(ResidencyError::Unusable(_) | ResidencyError::Sum(_))
+                    if held.iter().any(Held::is_of_bucket) && !is_fetched_again =>
+                {
+                    entry.sources().iter().for_each(|(record, _)| self.store.remove(record.content));
                     held = self.fetch(entry).await?;
                     (is_fetched_again, until) = (true, Instant::now() + ROOM_WAIT);
                 }
@@ -145,14 +151,26 @@ impl Registry {
                     entry.set_fault(Some(unusable.reason.clone()));
                     return Err(unusable.into());
                 }
+                Err(ResidencyError::Sum(SumError::Refused { name, reason })) => {
+                    entry.set_fault(Some(reason.clone()));
+                    return Err(SumError::Refused { name, reason }.into());
+                }
                 other => return other,
             }
         }
     }
 
+    /// Brings all files that an adapter is made of to this host, if they lie elsewhere.
+    pub(super) async fn fetch(&self, entry: &Entry) -> Result<Vec<Held>, ResidencyError> {
+        let mut held = Vec::new();
+        for (record, _) in entry.sources() {
+            held.push(self.fetch_files(record).await?);
+        }
+        Ok(held)
+    }
+
     /// Brings the files of a registered adapter to this host, if they lie elsewhere.
-    pub(super) async fn fetch(&self, entry: &Entry) -> Result<Held, ResidencyError> {
-        let record = &entry.record;
+    pub(super) async fn fetch_files(&self, record: &Record) -> Result<Held, ResidencyError> {
         let fetched = self.store.fetch(record.content, TenantId::of(record.tenant.as_deref())).await;
         self.trim().await;
         fetched.map_err(|error| Unfetched { name: record.name.clone(), reason: error.to_string() }.into())
@@ -170,16 +188,18 @@ impl Registry {
         let _ = thread::run("adapter-trim", move || store.trim(&keep)).await;
     }
 
-    /// Loads a registered adapter whose files lie here, evicting others if it must. Call it with the home's `moving` held.
+    /// Loads an adapter whose files lie here, evicting others if it must. Call it with the home's `moving` held.
     pub(super) async fn make_resident(&self, home: &Home, entry: &Entry) -> Result<(), ResidencyError> {
         if home.holds(entry.id()) {
             return Ok(());
         }
         self.make_room(home, entry.record.bytes).await?;
-        let loaded = self.load_content(home, entry.record.content, entry.record.tenant.as_deref()).await;
+        let sources = entry.sources();
+        let files: Vec<_> = sources.iter().map(|(record, weight)| (record.content, *weight)).collect();
+        let loaded = self.load_files(home, &files, entry.record.tenant.as_deref()).await;
         let loaded = loaded.map_err(|error| match error {
             ResidencyError::Call(CallError::Refused(wire)) if wire.code == ErrorCode::InvalidAdapter => {
-                unusable(entry, &wire.message).into()
+                unusable(entry, &wire.message)
             }
             other => other,
         })?;
@@ -189,21 +209,25 @@ impl Registry {
         let found = ids::Generation(loaded.generation);
         let stranger = AdapterId(loaded.adapter);
         self.free(home, stranger).await;
-        Err(unusable(entry, &format!("its files are {found}, not {}", entry.record.generation)).into())
+        Err(unusable(entry, &format!("its files are {found}, not {}", entry.record.generation)))
     }
 
-    /// Loads files of the store, evicting one adapter after the other until they fit. Call it with the home's `moving` held.
-    pub(super) async fn load_content(
+    /// Loads files of the store, of one adapter or of several with their weights, evicting one adapter after the other until they
+    /// fit. Call it with the home's `moving` held.
+    pub(super) async fn load_files(
         &self,
         home: &Home,
-        content: ContentId,
+        files: &[(ContentId, f32)],
         tenant: Option<&str>,
     ) -> Result<AdapterLoaded, ResidencyError> {
         let owner = TenantId::of(tenant);
         let mut started = Instant::now();
         // For as long as others make room.
-        let lent = home.executor.lend(&self.store.path(content)).await;
-        let lent = lent.inspect_err(|_| self.counters.failed())?;
+        let mut lent = Vec::with_capacity(files.len());
+        for (content, weight) in files {
+            let part = home.executor.lend(&self.store.path(*content)).await;
+            lent.push((part.inspect_err(|_| self.counters.failed())?, *weight));
+        }
         loop {
             match home.executor.load_adapter(&lent, owner).await {
                 Ok(loaded) => {
@@ -297,28 +321,41 @@ impl Registry {
         }
     }
 
-    /// What may go, with when it was last used. What is in the executor and nobody's is first.
-    fn evictable(&self, home: &Home, residency: &Residency) -> Vec<(u64, AdapterId)> {
-        let mut uses: HashMap<AdapterId, Option<u64>> =
-            residency.host.keys().map(|id| (*id, Some(0))).collect();
+    /// What may go, with its worth. What is in the executor and nobody's is first; then what is made of others, of which whoever may
+    /// ask makes as much as they like; each of them by when it was last used.
+    fn evictable(&self, home: &Home, residency: &Residency) -> Vec<(Worth, AdapterId)> {
+        let mut uses: HashMap<AdapterId, Option<Worth>> =
+            residency.host.keys().map(|id| (*id, Some((false, 0)))).collect();
         for entry in self.every_entry() {
             if let Some(used) = uses.get_mut(&entry.id()) {
                 let free = !entry.is_used_at(home.index) && !entry.is_pinned();
-                *used = used.filter(|_| free).map(|at_us| at_us.max(entry.last_used_us()));
+                let worth = (entry.parts().is_empty(), entry.last_used_us());
+                *used = used.filter(|_| free).map(|other| other.max(worth));
             }
         }
-        uses.into_iter().filter_map(|(id, used)| used.map(|at_us| (at_us, id))).collect()
+        uses.into_iter().filter_map(|(id, worth)| Some((worth?, id))).collect()
+    }
+
+    /// Frees an adapter in all executors, unless a name or a request needs it; returns the bytes freed.
+    pub(super) async fn free_everywhere(&self, entry: &Entry) -> u64 {
+        let mut freed = 0;
+        for home in &self.homes {
+            let _moving = home.moving.lock().await;
+            freed += self.free(home, entry.id()).await;
+        }
+        freed
     }
 
     /// Frees an adapter in the executor unless a name or a request needs it; returns the bytes freed. Call it with
     /// the home's `moving` held.
     pub(super) async fn free(&self, home: &Home, id: AdapterId) -> u64 {
-        if self.every_entry().iter().any(|entry| entry.id() == id) {
-            return 0;
-        }
-        let Some(bytes) = lock(&home.residency).host.remove(&id) else {
-            return 0;
+        let taken = {
+            // As those do who evict: a sum may be asked for again at any time.
+            let mut residency = lock(&home.residency);
+            let is_needed = self.every_entry().iter().any(|entry| entry.id() == id);
+            if is_needed { None } else { residency.host.remove(&id) }
         };
+        let Some(bytes) = taken else { return 0 };
         self.unload_from_host(home, id, bytes).await.unwrap_or_else(|error| {
             // It is the first to be evicted, and an executor that is gone holds nothing.
             tracing::warn!(adapter = %id, %error, "an adapter could not be freed");
@@ -327,6 +364,10 @@ impl Registry {
     }
 }
 
-fn unusable(entry: &Entry, reason: &str) -> Unusable {
-    Unusable { name: entry.record.name.clone(), reason: reason.to_owned() }
+fn unusable(entry: &Entry, reason: &str) -> ResidencyError {
+    let (name, reason) = (entry.record.name.clone(), reason.to_owned());
+    match entry.parts() {
+        [] => Unusable { name, reason }.into(),
+        _ => SumError::Refused { name, reason }.into(),
+    }
 }

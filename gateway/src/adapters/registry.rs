@@ -22,6 +22,7 @@ use super::{
     },
     residency::{Home, Tier},
     store::{BucketAddress, FetchFigures, Held, Store, Sweep, bucket::Bucket},
+    sums::Sums,
     table::Table,
 };
 use crate::{caller::Caller, executors::Executors, lock::lock, thread};
@@ -77,6 +78,7 @@ pub struct Registry {
     pub(super) editing: Mutex<()>,
     /// Out of the table, but requests still use them.
     pub(super) draining: Mutex<Vec<Arc<Entry>>>,
+    pub(super) sums: Sums,
     /// Held while the registry changes; readers never wait for it.
     pub(super) changing: tokio::sync::Mutex<()>,
     pub(super) loads: Semaphore,
@@ -117,6 +119,7 @@ impl Registry {
             table: RwLock::new(Arc::new(entries.collect())),
             editing: Mutex::default(),
             draining: Mutex::default(),
+            sums: Sums::default(),
             changing: tokio::sync::Mutex::default(),
             loads: Semaphore::new(MAX_LOADS),
             copies: Arc::new(Semaphore::new(MAX_COPIES)),
@@ -167,7 +170,7 @@ impl Registry {
 
     /// The files of an adapter, as they were copied; they stay as long as what else is returned lives.
     pub(crate) async fn files_of(&self, entry: &Entry) -> Result<(PathBuf, Held), ResidencyError> {
-        let held = self.fetch(entry).await?;
+        let held = self.fetch_files(&entry.record).await?;
         Ok((self.store.path(entry.record.content), held))
     }
 
@@ -273,11 +276,11 @@ impl Registry {
         used.collect()
     }
 
-    /// All that has a name or a lease.
+    /// All that has a name or a lease, and all that is made of these.
     pub(super) fn every_entry(&self) -> Vec<Arc<Entry>> {
         // In this order: an entry goes from the table to those that drain.
         let table = self.entries();
-        table.values().cloned().chain(self.draining()).collect()
+        table.values().cloned().chain(self.draining()).chain(self.sums.all()).collect()
     }
 
     /// Writes down when adapters were last used.

@@ -37,7 +37,7 @@ impl Registry {
             entries.iter().filter(|entry| entry.is_used_at(index) || entry.is_pinned()).collect();
         needed.sort_by_key(|entry| (!entry.is_used_at(index), u64::MAX - entry.last_used_us()));
         for entry in needed {
-            if !self.store.has(entry.record.content) {
+            if !entry.sources().iter().all(|(record, _)| self.store.has(record.content)) {
                 // Nobody waits for what has to come from elsewhere.
                 let (registry, entry) = (Arc::clone(self), Arc::clone(entry));
                 tokio::spawn(async move { registry.spread(&entry).await });

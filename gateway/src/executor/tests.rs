@@ -158,6 +158,7 @@ fn sequence() -> Generate {
         request: 0,
         adapter: None,
         namespace: [0; 32],
+        base_namespace: [0; 32],
         owner: [0; 32],
         prompt: vec![1],
         generated: 0,

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::fields::Fields;
 use crate::{
     adapters::{
-        AdapterError, Entry, LeaseError, LoadRequest, Pin, Replace, ResidencyError, Tier, Unusable,
+        AdapterError, Entry, LeaseError, LoadRequest, Pin, Replace, ResidencyError, SumError, Tier, Unusable,
         database::DatabaseError, jail::JailError, store::StoreError,
     },
     app::App,
@@ -284,6 +284,7 @@ impl From<ResidencyError> for ApiError {
             ResidencyError::Unfetched(_) => {
                 Self::unavailable("adapter_store_unavailable", message).of("model")
             }
+            ResidencyError::Sum(sum) => sum.into(),
         }
     }
 }
@@ -293,6 +294,17 @@ impl From<LeaseError> for ApiError {
         match error {
             LeaseError::Unusable(unusable) => unusable.into(),
             LeaseError::Draft(_) => Self::invalid("model", error.to_string()),
+            LeaseError::Sum(sum) => sum.into(),
+        }
+    }
+}
+
+impl From<SumError> for ApiError {
+    fn from(error: SumError) -> Self {
+        match error {
+            SumError::Unknown(name) => Self::model_not_found(&name),
+            SumError::Busy(_) => Self::busy("lora_load_busy", error.to_string()),
+            _ => Self::invalid("model", format!("'model' names no sum of adapters: {error}")),
         }
     }
 }

@@ -89,6 +89,8 @@ pub struct Job {
 pub struct Namespace {
     /// Who may share them.
     pub hash: [u8; 32],
+    /// Who may share those of the base, which an adapter that is not invoked yet does not change.
+    pub base: [u8; 32],
     /// Whose share of the executor's memory they take.
     pub owner: TenantId,
 }
@@ -96,14 +98,15 @@ pub struct Namespace {
 /// What may share cached prefixes: the same tenant asking the same weights.
 #[must_use]
 pub fn namespace(caller: &Caller, target: &Target, serving: &Serving) -> Namespace {
-    let mut hasher = blake3::Hasher::new_derive_key("holobiont 2026 prefix cache namespace v1");
-    let tenant = caller.tenant.as_bytes();
-    hasher.update(&(tenant.len() as u64).to_le_bytes()).update(tenant);
-    match &target.lease {
-        None => hasher.update(b"base").update(&serving.welcome.base_hash),
-        Some(lease) => hasher.update(b"adapter").update(&lease.generation.0),
+    let hash = |kind: &[u8], weights: &[u8; 32]| {
+        let mut hasher = blake3::Hasher::new_derive_key("holobiont 2026 prefix cache namespace v1");
+        let tenant = caller.tenant.as_bytes();
+        hasher.update(&(tenant.len() as u64).to_le_bytes()).update(tenant).update(kind).update(weights);
+        *hasher.finalize().as_bytes()
     };
-    Namespace { hash: *hasher.finalize().as_bytes(), owner: TenantId::of(Some(&caller.tenant)) }
+    let base = hash(b"base", &serving.welcome.base_hash);
+    let own = target.lease.as_ref().map_or(base, |lease| hash(b"adapter", &lease.generation.0));
+    Namespace { hash: own, base, owner: TenantId::of(Some(&caller.tenant)) }
 }
 
 impl Job {
@@ -169,6 +172,7 @@ impl Job {
             request: 0,
             adapter: self.target.lease.as_ref().map(|lease| lease.id.0),
             namespace: self.namespace.hash,
+            base_namespace: self.namespace.base,
             owner: self.namespace.owner.0,
             prompt: prompt.clone(),
             generated: 0,

@@ -16,7 +16,7 @@ use crate::{
 /// What `model` and `adapter` say.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wanted {
-    /// `model`: the base, an adapter, `base:adapter` or `base::adapter`.
+    /// `model`: the base, an adapter, `base:adapter` or `base::adapter`; instead of one adapter several, `a:0.7+b:0.3`.
     pub model: String,
     /// `adapter`.
     pub adapter: Option<WantedAdapter>,
@@ -104,7 +104,7 @@ fn adapter(fields: &mut Fields) -> Result<Option<WantedAdapter>, ApiError> {
 
 /// `asked` is what the error calls it.
 fn lease(app: &App, caller: &Caller, alias: &str, asked: &str) -> Result<Lease, ApiError> {
-    app.registry.lease(alias, caller)?.ok_or_else(|| ApiError::model_not_found(asked))
+    app.registry.lease_any(alias, caller)?.ok_or_else(|| ApiError::model_not_found(asked))
 }
 
 fn of_generation(app: &App, caller: &Caller, wanted: &str) -> Result<Lease, ApiError> {

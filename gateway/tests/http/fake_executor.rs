@@ -15,10 +15,10 @@ use shmproto::{
     codec::Wire as _,
     layer::control::SessionStats,
     message::{
-        AdapterLoaded, AdapterStats, AdapterUnloaded, ColdStart, DeviceFacts, DeviceKind, DraftKind,
-        ErrorCode, Failed, Finish, Generate, HeldStats, LayerRoute, LayerSession, LayerStats, MemoryStats,
-        Output, PROTOCOL_VERSION, SpeculationStats, Stats, TenantUse, ToExecutor, ToGateway, TokenOutput,
-        WeightStats, Welcome, WireError, WorkerStats,
+        AdapterLoaded, AdapterPart, AdapterStats, AdapterUnloaded, ColdStart, DeviceFacts, DeviceKind,
+        DraftKind, ErrorCode, Failed, Finish, Generate, HeldStats, LayerRoute, LayerSession, LayerStats,
+        LoadAdapter, MemoryStats, Output, PROTOCOL_VERSION, SpeculationStats, Stats, TenantUse, ToExecutor,
+        ToGateway, TokenOutput, WeightStats, Welcome, WireError, WorkerStats,
     },
 };
 use tokio::task::{AbortHandle, JoinHandle};
@@ -101,7 +101,7 @@ impl FakeExecutor {
 
     pub(crate) fn loads(&self) -> Vec<String> {
         self.pick(|message| match message {
-            ToExecutor::LoadAdapter(load) => Some(load.path.clone()),
+            ToExecutor::LoadAdapter(load) => Some(paths(load)),
             _ => None,
         })
     }
@@ -327,20 +327,19 @@ fn call(message: ToExecutor) -> ToGateway {
             adapters: Vec::new(),
         }),
         ToExecutor::LoadAdapter(load) => {
-            match std::fs::read(Path::new(&load.path).join("adapter_model.safetensors")) {
-                Ok(weights) => ToGateway::AdapterLoaded(AdapterLoaded {
-                    request: load.request,
-                    generation: generation(&weights),
-                    adapter: AdapterId::new(TenantId(load.owner), Generation(generation(&weights))).0,
-                    rank: 16,
-                    bytes: 1000,
-                    modules: u32::from(weights != b"empty"),
-                    draft_layers: if weights.starts_with(b"draft") { 2 } else { 0 },
-                }),
-                Err(error) => ToGateway::Failed(Failed {
-                    request: load.request,
-                    error: WireError { code: ErrorCode::InvalidAdapter, message: error.to_string() },
-                }),
+            let request = load.request;
+            let failed = |message| {
+                let error = WireError { code: ErrorCode::InvalidAdapter, message };
+                ToGateway::Failed(Failed { request, error })
+            };
+            let read =
+                |part: &AdapterPart| std::fs::read(Path::new(&part.path).join("adapter_model.safetensors"));
+            match load.parts.iter().map(read).collect::<Result<Vec<_>, _>>() {
+                Ok(weights) if weights.len() > 1 && weights.iter().any(|one| one == b"stubborn") => {
+                    failed("these adapters cannot be added up".to_owned())
+                }
+                Ok(weights) => ToGateway::AdapterLoaded(loaded(&load, &weights)),
+                Err(error) => failed(error.to_string()),
             }
         }
         ToExecutor::UnloadAdapter(unload) => ToGateway::AdapterUnloaded(AdapterUnloaded {
@@ -352,6 +351,33 @@ fn call(message: ToExecutor) -> ToGateway {
             unreachable!("not a call")
         }
     }
+}
+
+fn loaded(load: &LoadAdapter, weights: &[Vec<u8>]) -> AdapterLoaded {
+    let generation = match (&load.parts[..], weights) {
+        ([only], [weights]) if only.weight == 1.0 => Generation(generation(weights)),
+        (parts, weights) => {
+            let parts = parts.iter().zip(weights);
+            let of = |(part, weights): (&AdapterPart, &Vec<u8>)| {
+                (Generation(generation(weights)), part.weight.to_bits())
+            };
+            Generation::of_sum(parts.map(of).collect())
+        }
+    };
+    AdapterLoaded {
+        request: load.request,
+        generation: generation.0,
+        adapter: AdapterId::new(TenantId(load.owner), generation).0,
+        rank: if weights[0].starts_with(b"ia3") { 0 } else { 16 * weights.len() as u32 },
+        bytes: 1000 * weights.len() as u64,
+        modules: u32::from(weights[0] != b"empty"),
+        draft_layers: if weights[0].starts_with(b"draft") { 2 } else { 0 },
+    }
+}
+
+/// Where the files of a load are.
+fn paths(load: &LoadAdapter) -> String {
+    load.parts.iter().map(|part| part.path.as_str()).collect::<Vec<_>>().join("+")
 }
 
 /// The fake's idea of a content hash.

@@ -23,6 +23,7 @@ mod refusals;
 mod responses;
 mod service;
 mod streaming;
+mod sums;
 mod targets;
 mod tinker;
 mod token_ids;

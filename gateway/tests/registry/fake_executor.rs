@@ -145,7 +145,7 @@ impl Memory {
 
     fn load(&mut self, load: &LoadAdapter, budget_bytes: u64) -> ToGateway {
         let view = self.view.clone().unwrap_or_else(|| PathBuf::from("/"));
-        let path = view.join(Path::new(&load.path).strip_prefix("/").unwrap());
+        let path = view.join(Path::new(&load.parts[0].path).strip_prefix("/").unwrap());
         let file = if path.is_dir() { path.join("adapter_model.safetensors") } else { path };
         let weights = match std::fs::read(&file) {
             Ok(weights) => weights,

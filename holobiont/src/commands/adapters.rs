@@ -1,6 +1,9 @@
-//! `holobiont adapters`: adapters of a running gateway, and of no gateway at all (`check`).
+//! `holobiont adapters`: adapters of a running gateway, and of no gateway at all (`check`, `merge`, `diff`, `stats`).
 
+mod diff;
 mod list;
+mod merge;
+mod stats;
 
 use std::{
     io,
@@ -8,8 +11,10 @@ use std::{
     process::{Command, Stdio},
 };
 
+use model::adapter::{AdapterError, named::MergeError};
 use serde_json::{Value, json};
 
+use self::{diff::DiffArguments, merge::MergeArguments, stats::StatsArguments};
 use crate::{
     client::{Client, ClientError},
     deployment::sibling,
@@ -43,6 +48,12 @@ pub(crate) enum AdaptersCommand {
     Pin(PinArguments),
     /// Says by tensor name what of an adapter is unsupported; without a gateway too
     Check(CheckArguments),
+    /// Writes several LoRAs, each times a weight, as one: their exact sum
+    Merge(MergeArguments),
+    /// Says how far two LoRAs are from each other, layer by layer, and which options differ
+    Diff(DiffArguments),
+    /// Says what is in the files of LoRAs: ranks, layers, norms, bytes, numbers
+    Stats(StatsArguments),
 }
 
 /// Arguments of `adapters add`.
@@ -148,6 +159,18 @@ pub(crate) enum AdaptersError {
     /// The person said no.
     #[error("nothing was changed")]
     Declined,
+    /// Its files are not usable.
+    #[error(transparent)]
+    Files(#[from] AdapterError),
+    /// Adapters are not merged.
+    #[error("the adapters cannot be merged")]
+    Merge(#[from] MergeError),
+    /// What would be written is there.
+    #[error("{} is there already; name a directory that is not", .0.display())]
+    Exists(PathBuf),
+    /// What stands behind a colon is no weight.
+    #[error("`{0}` is no weight: write a number other than 0, as in DIR:0.7")]
+    Weight(String),
 }
 
 impl Explain for AdaptersError {
@@ -157,9 +180,11 @@ impl Explain for AdaptersError {
             Self::Model(error) => error.exit(),
             Self::Hub { source, .. } => source.exit(),
             Self::NotGood { exit, .. } => *exit,
-            Self::NoRevision(_) => Exit::Usage,
+            Self::NoRevision(_) | Self::Weight(_) => Exit::Usage,
             Self::NoAdapter(_) | Self::NoChecker => Exit::NotFound,
-            Self::Checker(_) | Self::Declined => Exit::Failed,
+            Self::Exists(_) => Exit::Conflict,
+            Self::Files(AdapterError::Read { .. }) => Exit::NotFound,
+            Self::Checker(_) | Self::Declined | Self::Files(_) | Self::Merge(_) => Exit::Failed,
         }
     }
 
@@ -171,6 +196,7 @@ impl Explain for AdaptersError {
             Self::NoChecker => Some(format!("cargo build --release --bin {CHECKER}")),
             Self::NoAdapter(_) => Some("name the directory that adapter_config.json is in".into()),
             Self::NoRevision(_) | Self::NotGood { .. } | Self::Checker(_) | Self::Declined => None,
+            Self::Files(_) | Self::Merge(_) | Self::Exists(_) | Self::Weight(_) => None,
         }
     }
 
@@ -189,6 +215,9 @@ pub(crate) fn run(command: &AdaptersCommand, url: &str, terminal: Terminal) -> R
         AdaptersCommand::Rm(arguments) => remove(arguments, &client(), terminal),
         AdaptersCommand::Pin(arguments) => pin(arguments, &client(), terminal),
         AdaptersCommand::Check(arguments) => check(arguments, &client(), terminal),
+        AdaptersCommand::Merge(arguments) => merge::run(arguments, terminal),
+        AdaptersCommand::Diff(arguments) => diff::run(arguments, terminal),
+        AdaptersCommand::Stats(arguments) => stats::run(arguments, terminal),
     }
 }
 

@@ -13,18 +13,16 @@ use crate::shape::config::ModelConfig;
 const OPTION: &str = "holobiont_draft";
 const LAYERS: &str = "layers";
 
-/// The layers that `options` say, if they make a draft.
+/// The layers that `options` say, if they make a draft for a base of so many.
 pub(super) fn take_layers(
     options: &mut Options<'_>,
-    model: &ModelConfig,
+    base_layers: usize,
 ) -> Result<Option<usize>, AdapterError> {
     let layers = options.count_in(OPTION, LAYERS)?;
     match layers {
-        Some(layers) if layers == 0 || layers > model.layers => Err(AdapterError::DraftLayers {
-            path: options.path().to_path_buf(),
-            layers,
-            base_layers: model.layers,
-        }),
+        Some(layers) if layers == 0 || layers > base_layers => {
+            Err(AdapterError::DraftLayers { path: options.path().to_path_buf(), layers, base_layers })
+        }
         layers => Ok(layers),
     }
 }

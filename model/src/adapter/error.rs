@@ -188,6 +188,13 @@ pub enum AdapterError {
         /// The directory.
         path: PathBuf,
     },
+    /// A DoRA where the base's weights are not at hand.
+    #[error(
+        "{} is a DoRA (`use_dora`), which needs the base's own weights: load it into an executor that has them in its memory", path.display())]
+    Dora {
+        /// The directory.
+        path: PathBuf,
+    },
     /// No layer is adapted.
     #[error("{}: no tensor adapts a layer of the base model; an adapter that does nothing is not loaded", path.display())]
     Empty {

@@ -10,9 +10,10 @@ use kernels::TensorType;
 
 use super::{
     error::AdapterError,
+    invocation::Invocation,
     limits::{MAX_RANK, MAX_WEIGHT_BYTES},
     matrix::{StoredMatrix, StoredMethod, StoredModule, assemble},
-    method::Adapter,
+    method::AnyAdapter,
 };
 use crate::{
     shape::{
@@ -24,7 +25,7 @@ use crate::{
 };
 
 /// Reads the adapter in the file at `path`.
-pub(super) fn read(path: &Path, model: &ModelConfig) -> Result<Adapter, AdapterError> {
+pub(super) fn read(path: &Path, model: &ModelConfig) -> Result<AnyAdapter, AdapterError> {
     let bytes = whole_file::read(path, MAX_WEIGHT_BYTES)
         .map_err(|source| AdapterError::Read { path: path.to_path_buf(), source })?;
     let file = GgufFile::from_bytes(path, bytes)?;
@@ -42,7 +43,26 @@ pub(super) fn read(path: &Path, model: &ModelConfig) -> Result<Adapter, AdapterE
         return Err(AdapterError::UnknownTensor { path: path.to_path_buf(), tensor });
     }
     let base_model = file.str("general.base_model.0.name")?.map(str::to_owned);
-    assemble(path, StoredMethod::Lora(modules), base_model)
+    let method = match invocation(path, &file, model)? {
+        None => StoredMethod::Lora(modules),
+        Some(invocation) => StoredMethod::Activated(modules, invocation),
+    };
+    assemble(path, method, base_model)
+}
+
+/// What invokes it, if it applies only from there.
+fn invocation(
+    path: &Path,
+    file: &GgufFile,
+    model: &ModelConfig,
+) -> Result<Option<Invocation>, AdapterError> {
+    const KEY: &str = "adapter.alora.invocation_tokens";
+    let Some(ids) = file.i64s(KEY)? else { return Ok(None) };
+    Invocation::new(Some(ids), model.vocab_size).map(Some).map_err(|problem| AdapterError::Option {
+        path: path.to_path_buf(),
+        option: KEY.to_owned(),
+        problem,
+    })
 }
 
 /// Checks that the file is a LoRA for a model like this one, and returns its alpha.
@@ -61,10 +81,6 @@ fn check_metadata(path: &Path, file: &GgufFile, model: &ModelConfig) -> Result<f
     expect("general.type", "adapter")?;
     expect("adapter.type", "lora")?;
     expect("general.architecture", architecture)?;
-    const ACTIVATED: &str = "adapter.alora.invocation_tokens";
-    if file.metadata(ACTIVATED).is_some() {
-        return Err(unsupported(ACTIVATED, "present"));
-    }
     let alpha = file.f32("adapter.lora.alpha")?.unwrap_or(0.0);
     if alpha.is_finite() {
         return Ok(alpha);

@@ -10,6 +10,8 @@ use crate::shape::source::Target;
 const LORA: &str = "holobiont 2025 adapter generation v1";
 const IA3: &str = "holobiont 2026 ia3 adapter generation v1";
 const PREFIX: &str = "holobiont 2026 prefix adapter generation v1";
+const DORA: &str = "holobiont 2026 dora adapter generation v1";
+const ACTIVATED: &str = "holobiont 2026 activated adapter generation v1";
 const DRAFT: &str = "holobiont 2026 draft adapter generation v1";
 
 /// Hashes an adapter's effective contents: what it does, not how its files spell it. Two directories with the same
@@ -21,8 +23,10 @@ const DRAFT: &str = "holobiont 2026 draft adapter generation v1";
 /// LoRA   = modules u64 | modules x { layer u64 | target u8 | rank u64 | scale f32 bits u32 | A | B }
 /// IA3    = vectors u64 | vectors x { layer u64 | target u8 | side u8 | vector }
 /// prefix = virtual tokens u64 | keys and values
+/// DoRA   = modules u64 | modules x magnitude | modules as of LoRA
+/// aLoRA  = modules u64 | tokens u64 | tokens x id u32 | modules as of LoRA
 /// draft  = modules u64 | layers u64 | shortlisted u64, 0: all | shortlisted x id u32 | modules as of LoRA
-/// A, B, vector, keys and values = type u8 | bytes u64 | bytes as stored, rows in half-rotation order
+/// A, B, vector, magnitude, keys and values = type u8 | bytes u64 | bytes as stored, rows in half-rotation order
 /// ```
 ///
 /// Each method has a domain of its own.
@@ -32,6 +36,11 @@ impl GenerationHasher {
     /// Begins a LoRA of so many modules, which must follow sorted by layer and target.
     pub(super) fn lora(modules: usize) -> Self {
         Self::of(LORA, modules)
+    }
+
+    /// Begins a DoRA of so many modules, whose magnitudes must follow, and then they, sorted by layer and target.
+    pub(super) fn dora(modules: usize) -> Self {
+        Self::of(DORA, modules)
     }
 
     /// Begins an IA3 adapter of so many vectors, which must follow sorted by layer and target.
@@ -48,12 +57,22 @@ impl GenerationHasher {
     pub(super) fn draft(modules: usize, layers: usize, shortlist: Option<&[u32]>) -> Self {
         let mut hasher = Self::of(DRAFT, modules);
         hasher.count(layers);
-        let ids = shortlist.unwrap_or_default();
-        hasher.count(ids.len());
-        for id in ids {
-            hasher.0.update(&id.to_le_bytes());
-        }
+        hasher.ids(shortlist.unwrap_or_default());
         hasher
+    }
+
+    /// Begins a LoRA of so many modules, which must follow sorted by layer and target, that these tokens invoke.
+    pub(super) fn activated(modules: usize, invocation: &[u32]) -> Self {
+        let mut hasher = Self::of(ACTIVATED, modules);
+        hasher.ids(invocation);
+        hasher
+    }
+
+    fn ids(&mut self, ids: &[u32]) {
+        self.count(ids.len());
+        for id in ids {
+            self.0.update(&id.to_le_bytes());
+        }
     }
 
     fn of(context: &str, count: usize) -> Self {

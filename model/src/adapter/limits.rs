@@ -16,3 +16,6 @@ pub const MAX_PATTERNS: usize = 1 << 10;
 pub const MAX_PATTERN_BYTES: usize = 1 << 12;
 /// Bytes of all patterns that are no plain names.
 pub const MAX_EXPRESSION_BYTES: usize = 1 << 12;
+
+/// Tokens that may invoke an activated adapter.
+pub const MAX_INVOCATION: usize = 64;

@@ -5,8 +5,9 @@ use serde_json::Value;
 use super::{
     draft,
     error::AdapterError,
+    invocation::Invocation,
     limits::MAX_RANK,
-    matrix::StoredModule,
+    matrix::{StoredFactors, StoredMatrix, StoredModule},
     options::{Options, as_count, option_error},
     patterns::ByPattern,
     selection::{Selected, Selection},
@@ -23,6 +24,12 @@ const HISTORY: [&str; 5] =
 
 /// Initializations that leave the base model's weights alone. The others subtract what they put into the adapter.
 const INITIALIZATIONS: [&str; 3] = ["gaussian", "eva", "orthogonal"];
+
+/// The option that gives each layer a magnitude.
+pub(super) const DORA: &str = "use_dora";
+
+/// The option that makes a LoRA apply from where these tokens stand.
+const ACTIVATED: &str = "alora_invocation_tokens";
 
 /// How the scale follows from alpha and rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,11 +51,19 @@ pub(super) struct LoraConfig {
     scaling: Scaling,
     /// Layers of the base that a draft computes; `None` for an adapter that answers.
     draft_layers: Option<usize>,
+    /// Whether each layer has a magnitude.
+    is_dora: bool,
+    /// What invokes it, if it applies only from there.
+    invocation: Option<Invocation>,
 }
 
 impl LoraConfig {
-    /// Takes and checks all of `options`.
-    pub(super) fn take(options: &mut Options<'_>, model: &ModelConfig) -> Result<Self, AdapterError> {
+    /// Takes and checks all of `options`, for a base of so many layers and such a vocabulary.
+    pub(super) fn take(
+        options: &mut Options<'_>,
+        base_layers: usize,
+        vocab_size: usize,
+    ) -> Result<Self, AdapterError> {
         check_kind(options)?;
         let scaling = if options.flag("use_rslora")? { Scaling::ByRoot } else { Scaling::ByRank };
         let config = Self {
@@ -58,8 +73,16 @@ impl LoraConfig {
             alpha: options.number("lora_alpha")?.unwrap_or(8.0),
             alphas: options.by_pattern("alpha_pattern", Value::as_f64)?,
             scaling,
-            draft_layers: draft::take_layers(options, model)?,
+            draft_layers: draft::take_layers(options, base_layers)?,
+            is_dora: options.flag(DORA)?,
+            invocation: take_invocation(options, vocab_size)?,
         };
+        if config.invocation.is_some() && (config.is_dora || config.draft_layers.is_some()) {
+            return Err(options.problem(ACTIVATED, "is set, and a DoRA or a draft is none; train it as plain LoRA"));
+        }
+        if config.is_dora && config.draft_layers.is_some() {
+            return Err(options.problem(DORA, "is true, and a draft is none; train it as plain LoRA"));
+        }
         options.refuse_the_rest(&HISTORY)?;
         Ok(config)
     }
@@ -67,6 +90,30 @@ impl LoraConfig {
     /// Layers of the base that a draft computes; `None` for an adapter that answers.
     pub(super) fn draft_layers(&self) -> Option<usize> {
         self.draft_layers
+    }
+
+    /// What invokes it, if it applies only from there.
+    pub(super) fn invocation(&self) -> Option<&Invocation> {
+        self.invocation.as_ref()
+    }
+
+    /// Whether each layer has a [magnitude](Self::magnitude).
+    pub(super) fn is_dora(&self) -> bool {
+        self.is_dora
+    }
+
+    /// The magnitude of a linear layer that is adapted, of a DoRA.
+    pub(super) fn magnitude<'a>(
+        &self,
+        weights: &mut WeightFile<'a>,
+        module: &str,
+        outputs: usize,
+    ) -> Result<StoredMatrix<'a>, AdapterError> {
+        let tensor = format!("{module}.lora_magnitude_vector");
+        let Some(named) = weights.take(&tensor) else {
+            return Err(AdapterError::Missing { path: weights.path().to_path_buf(), tensor });
+        };
+        weights.vector(named, outputs)
     }
 
     /// The adapted linear layer, if there is one.
@@ -98,6 +145,23 @@ impl LoraConfig {
         Ok(Some(StoredModule { layer, target, rank, scale, a, b }))
     }
 
+    /// What is done to the linear layer called `name`, of whatever shape that is.
+    pub(super) fn factors<'a>(
+        &self,
+        weights: &mut WeightFile<'a>,
+        name: &str,
+    ) -> Result<Option<StoredFactors<'a>>, AdapterError> {
+        let names = ["A", "B"].map(|part| format!("{name}.lora_{part}.weight"));
+        let selected = self.selection.of(name)?;
+        let Some([a, b]) = weights.take_all(name, names, selected)? else { return Ok(None) };
+        let (rank, scale) = self.rank_and_scale(name)?;
+        let (inputs, outputs) = (a.1.shape.last().copied(), b.1.shape.first().copied());
+        let (inputs, outputs) = (inputs.unwrap_or_default(), outputs.unwrap_or_default());
+        let (a, b) = (weights.matrix(a, [rank, inputs])?, weights.matrix(b, [outputs, rank])?);
+        let magnitude = if self.is_dora { Some(self.magnitude(weights, name, outputs)?) } else { None };
+        Ok(Some(StoredFactors { rank, scale, inputs, outputs, a, b, magnitude }))
+    }
+
     /// Rank and scale of the linear layer called `module`.
     fn rank_and_scale(&self, module: &str) -> Result<(usize, f32), AdapterError> {
         let path = self.selection.path();
@@ -121,6 +185,15 @@ impl LoraConfig {
             Err(option_error(path, "lora_alpha", format!("of {alpha} is too large")))
         }
     }
+}
+
+fn take_invocation(
+    options: &mut Options<'_>,
+    vocab_size: usize,
+) -> Result<Option<Invocation>, AdapterError> {
+    let Some(value) = options.take(ACTIVATED) else { return Ok(None) };
+    let ids = value.as_array().and_then(|ids| ids.iter().map(Value::as_i64).collect());
+    Invocation::new(ids, vocab_size).map(Some).map_err(|problem| options.problem(ACTIVATED, problem))
 }
 
 fn check_kind(options: &mut Options<'_>) -> Result<(), AdapterError> {

@@ -9,7 +9,11 @@ use kernels::TensorType;
 use super::{
     error::AdapterError,
     hasher::GenerationHasher,
-    method::{Adapter, DraftAdapter, DraftShape, LoraModule, Method, Prefix, ScaleVector, Scales, Side},
+    invocation::Invocation,
+    method::{
+        Adapter, AnyAdapter, DoraAdapter, DraftAdapter, DraftShape, LoraModule, Method, Prefix, ScaleVector,
+        Scales, Side,
+    },
 };
 use crate::shape::source::Target;
 
@@ -35,6 +39,20 @@ pub(super) struct StoredModule<'a> {
     pub(super) b: StoredMatrix<'a>,
 }
 
+/// What is done to a linear layer of whatever base, as a file stores it.
+pub(super) struct StoredFactors<'a> {
+    pub(super) rank: usize,
+    pub(super) scale: f32,
+    pub(super) inputs: usize,
+    pub(super) outputs: usize,
+    /// `[rank, in]`.
+    pub(super) a: StoredMatrix<'a>,
+    /// `[out, rank]`.
+    pub(super) b: StoredMatrix<'a>,
+    /// `[out]`, of a DoRA.
+    pub(super) magnitude: Option<StoredMatrix<'a>>,
+}
+
 /// A scaled linear layer as a file stores it.
 pub(super) struct StoredVector<'a> {
     pub(super) layer: usize,
@@ -56,6 +74,9 @@ pub(super) struct StoredPrefix<'a> {
 /// What an adapter does as its files store it.
 pub(super) enum StoredMethod<'a> {
     Lora(Vec<StoredModule<'a>>),
+    Activated(Vec<StoredModule<'a>>, Invocation),
+    /// Each with its magnitude.
+    Dora(Vec<(StoredModule<'a>, StoredMatrix<'a>)>),
     Ia3(Vec<StoredVector<'a>>),
     Prefix(StoredPrefix<'a>),
 }
@@ -65,16 +86,51 @@ pub(super) fn assemble(
     path: &Path,
     stored: StoredMethod<'_>,
     base_model: Option<String>,
-) -> Result<Adapter, AdapterError> {
+) -> Result<AnyAdapter, AdapterError> {
     let (method, generation, stored_in_16_bits) = match stored {
         StoredMethod::Lora(modules) => {
             let hasher = GenerationHasher::lora(modules.len());
             assemble_lora(path, hasher, modules)?
         }
+        StoredMethod::Activated(modules, invocation) => assemble_activated(path, modules, invocation)?,
+        StoredMethod::Dora(modules) => {
+            return assemble_dora(path, modules, base_model).map(AnyAdapter::Decomposed);
+        }
         StoredMethod::Ia3(vectors) => assemble_ia3(path, vectors)?,
         StoredMethod::Prefix(prefix) => assemble_prefix(path, &prefix)?,
     };
-    Ok(Adapter { generation, method, base_model, stored_in_16_bits })
+    Ok(Adapter { generation, method, base_model, stored_in_16_bits }.into())
+}
+
+fn assemble_activated(
+    path: &Path,
+    stored: Vec<StoredModule<'_>>,
+    invocation: Invocation,
+) -> Result<Assembled, AdapterError> {
+    let hasher = GenerationHasher::activated(stored.len(), invocation.tokens());
+    match assemble_lora(path, hasher, stored)? {
+        (Method::Lora(modules), generation, in_16_bits) => {
+            Ok((Method::Activated(modules, invocation), generation, in_16_bits))
+        }
+        assembled => Ok(assembled),
+    }
+}
+
+fn assemble_dora(
+    path: &Path,
+    mut stored: Vec<(StoredModule<'_>, StoredMatrix<'_>)>,
+    base_model: Option<String>,
+) -> Result<DoraAdapter, AdapterError> {
+    stored.sort_by_key(|(module, _)| (module.layer, module.target));
+    let mut hasher = GenerationHasher::dora(stored.len());
+    let (mut modules, mut magnitudes) = (Vec::new(), Vec::new());
+    for (module, magnitude) in stored {
+        hasher.matrix(magnitude.kind, &magnitude.bytes);
+        magnitudes.push(decode(path, &magnitude)?);
+        modules.push(module);
+    }
+    let (method, generation, stored_in_16_bits) = assemble_lora(path, hasher, modules)?;
+    Ok(DoraAdapter { adapter: Adapter { generation, method, base_model, stored_in_16_bits }, magnitudes })
 }
 
 /// Decodes, checks and hashes the draft in `path`, as its shape says.
@@ -139,7 +195,7 @@ fn assemble_prefix(path: &Path, stored: &StoredPrefix<'_>) -> Result<Assembled, 
 }
 
 /// The numbers of a matrix, all of them finite.
-fn decode(path: &Path, matrix: &StoredMatrix<'_>) -> Result<Vec<f32>, AdapterError> {
+pub(super) fn decode(path: &Path, matrix: &StoredMatrix<'_>) -> Result<Vec<f32>, AdapterError> {
     let (words, _) = matrix.bytes.as_chunks();
     let (halves, _) = matrix.bytes.as_chunks();
     let numbers: Vec<f32> = match matrix.kind {

@@ -4,6 +4,7 @@ use std::{fmt, sync::Arc};
 
 use ids::Generation;
 
+use super::invocation::Invocation;
 use crate::shape::{config::ModelConfig, source::Target};
 
 /// An adapter, read and checked against the base model's shape.
@@ -24,7 +25,7 @@ impl Adapter {
     #[must_use]
     pub fn modules(&self) -> &[LoraModule] {
         match &self.method {
-            Method::Lora(modules) => modules,
+            Method::Lora(modules) | Method::Activated(modules, _) => modules,
             Method::Ia3(_) | Method::Prefix(_) => &[],
         }
     }
@@ -48,31 +49,44 @@ pub struct DraftAdapter {
     pub adapter: Adapter,
 }
 
-/// An adapter of either kind.
+/// A DoRA, read and checked against the base model's shape. It answers once it has met the base's weights
+/// ([`over`](Self::over)).
+#[derive(Debug, Clone, PartialEq)]
+pub struct DoraAdapter {
+    /// The low-rank part of it, a LoRA. Its generation is that of all of this.
+    pub adapter: Adapter,
+    /// `[out]` of each of its modules.
+    pub magnitudes: Vec<Vec<f32>>,
+}
+
+/// An adapter of any kind.
 #[derive(Debug, Clone, PartialEq)]
 pub enum AnyAdapter {
     /// Requests are answered by it.
     Answers(Adapter),
     /// It guesses for the base, whoever is answered.
     Drafts(DraftAdapter),
+    /// Requests are answered by it, over the base's weights.
+    Decomposed(DoraAdapter),
 }
 
 impl AnyAdapter {
-    /// What it changes, and what it is, alone.
-    #[must_use]
-    pub fn into_adapter(self) -> Adapter {
-        match self {
-            Self::Answers(adapter) => adapter,
-            Self::Drafts(draft) => draft.adapter,
-        }
-    }
-
-    /// What it changes, and what it is.
+    /// What it is, and what it changes: of a DoRA, before it has met the base's weights.
     #[must_use]
     pub fn adapter(&self) -> &Adapter {
         match self {
             Self::Answers(adapter) => adapter,
             Self::Drafts(draft) => &draft.adapter,
+            Self::Decomposed(dora) => &dora.adapter,
+        }
+    }
+
+    /// Its method's name.
+    #[must_use]
+    pub fn kind(&self) -> AdapterKind {
+        match self {
+            Self::Decomposed(_) => AdapterKind::Dora,
+            _ => self.adapter().method.kind(),
         }
     }
 }
@@ -118,6 +132,10 @@ fn cut(head: &mut LoraModule, ids: &[u32]) {
 pub enum AdapterKind {
     /// Low-rank deltas of linear layers.
     Lora,
+    /// The same with a magnitude for each output.
+    Dora,
+    /// The same from where it is invoked.
+    Activated,
     /// Vectors that scale inputs or outputs of linear layers.
     Ia3,
     /// Keys and values before the first token.
@@ -128,6 +146,8 @@ impl fmt::Display for AdapterKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Lora => "LoRA",
+            Self::Dora => "DoRA",
+            Self::Activated => "activated LoRA",
             Self::Ia3 => "IA3",
             Self::Prefix => "prefix tuning",
         })
@@ -139,6 +159,8 @@ impl fmt::Display for AdapterKind {
 pub enum Method {
     /// Sorted by layer, then target; at most one for each pair.
     Lora(Vec<LoraModule>),
+    /// The same, from where it is invoked.
+    Activated(Vec<LoraModule>, Invocation),
     /// Vectors of linear layers.
     Ia3(Arc<Scales>),
     /// Keys and values of virtual tokens.
@@ -151,6 +173,7 @@ impl Method {
     pub fn kind(&self) -> AdapterKind {
         match self {
             Self::Lora(_) => AdapterKind::Lora,
+            Self::Activated(..) => AdapterKind::Activated,
             Self::Ia3(_) => AdapterKind::Ia3,
             Self::Prefix(_) => AdapterKind::Prefix,
         }
@@ -160,7 +183,7 @@ impl Method {
     #[must_use]
     pub fn rank(&self) -> usize {
         match self {
-            Self::Lora(modules) => modules.iter().map(|module| module.rank).max().unwrap_or(0),
+            Self::Lora(modules) | Self::Activated(modules, _) => modules.iter().map(|module| module.rank).max().unwrap_or(0),
             Self::Ia3(_) | Self::Prefix(_) => 0,
         }
     }
@@ -169,7 +192,7 @@ impl Method {
     #[must_use]
     pub fn linear_layers(&self) -> usize {
         match self {
-            Self::Lora(modules) => modules.len(),
+            Self::Lora(modules) | Self::Activated(modules, _) => modules.len(),
             Self::Ia3(scales) => scales.vectors.len(),
             // Keys and values of each layer.
             Self::Prefix(prefix) => 2 * prefix.layers,
@@ -180,16 +203,22 @@ impl Method {
     #[must_use]
     pub fn virtual_tokens(&self) -> usize {
         match self {
-            Self::Lora(_) | Self::Ia3(_) => 0,
+            Self::Lora(_) | Self::Activated(..) | Self::Ia3(_) => 0,
             Self::Prefix(prefix) => prefix.tokens,
         }
+    }
+
+    /// What invokes it, if it applies only from there.
+    #[must_use]
+    pub fn invocation(&self) -> Option<&Invocation> {
+        if let Self::Activated(_, invocation) = self { Some(invocation) } else { None }
     }
 
     /// Bytes it takes in memory at least, however it is kept there.
     #[must_use]
     pub fn least_bytes(&self) -> u64 {
         match self {
-            Self::Lora(modules) => {
+            Self::Lora(modules) | Self::Activated(modules, _) => {
                 2 * modules.iter().map(|module| module.a.len() + module.b.len()).sum::<usize>() as u64
             }
             Self::Ia3(scales) => scales.bytes() as u64,
@@ -237,10 +266,12 @@ pub struct ScaleVector {
     pub values: Vec<f32>,
 }
 
-/// The vectors of an IA3 adapter.
+/// The vectors of an IA3 adapter, or of a DoRA.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Scales {
     vectors: Vec<ScaleVector>,
+    /// What is added behind: by layer, then target.
+    offsets: Vec<((usize, Target), Vec<f32>)>,
 }
 
 impl Scales {
@@ -249,7 +280,25 @@ impl Scales {
     #[must_use]
     pub fn new(mut vectors: Vec<ScaleVector>) -> Self {
         vectors.sort_by_key(|vector| (vector.layer, vector.target));
-        Self { vectors }
+        Self { vectors, offsets: Vec::new() }
+    }
+
+    /// The same, with vectors that are added to outputs once these are scaled; sorted by layer, then target.
+    pub(super) fn with_offsets(self, offsets: Vec<((usize, Target), Vec<f32>)>) -> Self {
+        Self { offsets, ..self }
+    }
+
+    /// What is added to the outputs of a linear layer.
+    #[must_use]
+    pub fn offset(&self, layer: usize, target: Target) -> Option<&[f32]> {
+        let at = self.offsets.binary_search_by_key(&(layer, target), |(place, _)| *place).ok()?;
+        Some(&self.offsets[at].1)
+    }
+
+    /// Whether anything is added.
+    #[must_use]
+    pub fn have_offsets(&self) -> bool {
+        !self.offsets.is_empty()
     }
 
     /// By layer, then target.
@@ -274,7 +323,9 @@ impl Scales {
     /// Bytes of all vectors.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        self.vectors.iter().map(|vector| size_of_val(&vector.values[..])).sum()
+        let vectors = self.vectors.iter().map(|vector| &vector.values);
+        let all = vectors.chain(self.offsets.iter().map(|(_, values)| values));
+        all.map(|values| size_of_val(&values[..])).sum()
     }
 }
 

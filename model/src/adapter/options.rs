@@ -57,6 +57,11 @@ impl<'a> Options<'a> {
         Ok(Self { path, options, expression_bytes: 0 })
     }
 
+    /// Those that nothing has taken yet, as they are written.
+    pub(super) fn written(&self) -> Map<String, Value> {
+        self.options.clone()
+    }
+
     /// The file, for messages.
     pub(super) fn path(&self) -> &'a Path {
         self.path

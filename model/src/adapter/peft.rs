@@ -13,23 +13,27 @@ use super::{
     ia3::Ia3Config,
     limits::{MAX_CONFIG_BYTES, MAX_WEIGHT_BYTES},
     lora::LoraConfig,
-    matrix::{StoredMethod, assemble, assemble_draft},
+    matrix::{StoredMatrix, StoredMethod, assemble, assemble_draft},
     method::{AdapterKind, AnyAdapter, DraftShape},
     options::Options,
     prefix::PrefixConfig,
     weight_file::WeightFile,
+    writing::{CONFIG_FILE, WEIGHT_FILE},
 };
-use crate::shape::{config::ModelConfig, layout::BLOCK_TARGETS, source::Target};
+use crate::{
+    shape::{
+        config::ModelConfig,
+        layout::{BLOCK_TARGETS, linear_shape},
+        source::Target,
+    },
+    sources::hf_names::module_name,
+};
 
-/// The configuration's name in an adapter directory.
-pub(super) const CONFIG_FILE: &str = "adapter_config.json";
-/// The weights' name.
-const WEIGHT_FILE: &str = "adapter_model.safetensors";
 /// What PEFT wrote before it wrote safetensors.
 const PICKLE_FILE: &str = "adapter_model.bin";
 
 /// The option that names the method.
-const METHOD: &str = "peft_type";
+pub(super) const METHOD: &str = "peft_type";
 
 /// Reads before giving up on a directory that changes.
 const ATTEMPTS: usize = 3;
@@ -47,7 +51,7 @@ pub(super) fn read(directory: &Path, model: &ModelConfig) -> Result<AnyAdapter, 
         (StoredMethod::Lora(modules), Some(shape)) => {
             assemble_draft(path, shape, modules, base_model).map(AnyAdapter::Drafts)
         }
-        (method, _) => assemble(path, method, base_model).map(AnyAdapter::Answers),
+        (method, _) => assemble(path, method, base_model),
     }
 }
 
@@ -80,7 +84,9 @@ impl MethodConfig {
         };
         options.one_of("task_type", &["CAUSAL_LM"])?;
         match kind {
-            AdapterKind::Lora => LoraConfig::take(options, model).map(Self::Lora),
+            AdapterKind::Lora | AdapterKind::Dora | AdapterKind::Activated => {
+                LoraConfig::take(options, model.layers, model.vocab_size).map(Self::Lora)
+            }
             AdapterKind::Ia3 => Ia3Config::take(options).map(Self::Ia3),
             AdapterKind::Prefix => PrefixConfig::take(options, model).map(Self::Prefix),
         }
@@ -117,7 +123,18 @@ impl<'a> Files<'a> {
         Ok(match config {
             MethodConfig::Lora(config) => {
                 let read = layers.filter_map(|place| config.module(weights, model, place).transpose());
-                StoredMethod::Lora(read.collect::<Result<_, _>>()?)
+                let modules = read.collect::<Result<Vec<_>, _>>()?;
+                if let Some(invocation) = config.invocation() {
+                    return Ok(StoredMethod::Activated(modules, invocation.clone()));
+                }
+                if !config.is_dora() {
+                    return Ok(StoredMethod::Lora(modules));
+                }
+                let with_magnitude = modules.into_iter().map(|module| {
+                    let magnitude = magnitude(config, weights, model, (module.layer, module.target))?;
+                    Ok((module, magnitude))
+                });
+                StoredMethod::Dora(with_magnitude.collect::<Result<_, AdapterError>>()?)
             }
             MethodConfig::Ia3(config) => {
                 let read = layers.filter_map(|place| config.vector(weights, model, place).transpose());
@@ -144,7 +161,11 @@ impl<'a> Files<'a> {
         let layers = linear_layers(model);
         match config {
             MethodConfig::Lora(config) => {
-                layers.filter_map(|place| config.module(weights, model, place).err()).collect()
+                let mut problem = |place| match config.module(weights, model, place) {
+                    Ok(Some(_)) if config.is_dora() => magnitude(config, weights, model, place).err(),
+                    module => module.err(),
+                };
+                layers.filter_map(&mut problem).collect()
             }
             MethodConfig::Ia3(config) => {
                 layers.filter_map(|place| config.vector(weights, model, place).err()).collect()
@@ -154,8 +175,18 @@ impl<'a> Files<'a> {
     }
 }
 
+/// What a DoRA has beside the factors of a linear layer.
+fn magnitude<'a>(
+    config: &LoraConfig,
+    weights: &mut WeightFile<'a>,
+    model: &ModelConfig,
+    (layer, target): (usize, Target),
+) -> Result<StoredMatrix<'a>, AdapterError> {
+    config.magnitude(weights, &module_name(layer, target), linear_shape(model, target)[0])
+}
+
 /// Configuration and weights that were there at the same time.
-fn read_files(directory: &Path) -> Result<(Vec<u8>, Vec<u8>), AdapterError> {
+pub(super) fn read_files(directory: &Path) -> Result<(Vec<u8>, Vec<u8>), AdapterError> {
     let failed = |path: &Path, source: io::Error| AdapterError::Read { path: path.to_path_buf(), source };
     let config_path = directory.join(CONFIG_FILE);
     let weight_path = directory.join(WEIGHT_FILE);

@@ -53,6 +53,12 @@ impl<'a> WeightFile<'a> {
         &self.path
     }
 
+    /// Names of the layers that have low-rank factors which nothing has taken.
+    pub(super) fn adapted(&self) -> Vec<String> {
+        let names = self.rest.keys().filter_map(|name| name.strip_suffix(".lora_A.weight"));
+        names.map(str::to_owned).collect()
+    }
+
     /// Whether there is a tensor of this name that nothing has taken.
     pub(super) fn has(&self, name: &str) -> bool {
         self.rest.contains_key(name)
@@ -98,6 +104,20 @@ impl<'a> WeightFile<'a> {
             Some(bytes) if shape == expected => Ok(StoredMatrix { name, kind, bytes: bytes.into() }),
             _ => Err(AdapterError::Shape { path: self.path.clone(), tensor: name, expected, found: shape }),
         }
+    }
+
+    /// The numbers of a tensor that must have one dimension, of `expected`.
+    pub(super) fn vector(
+        &self,
+        (name, stored): Named,
+        expected: usize,
+    ) -> Result<StoredMatrix<'a>, AdapterError> {
+        if stored.shape.as_slice() == [expected] {
+            let flat = StoredTensor { shape: vec![1, expected], ..stored };
+            return self.matrix((name, flat), [1, expected]);
+        }
+        let (path, found) = (self.path.clone(), stored.shape);
+        Err(AdapterError::Shape { path, tensor: name, expected: [1, expected], found })
     }
 
     /// Takes the shortlist of a draft, if there is one: its numbers.

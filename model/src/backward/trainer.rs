@@ -323,7 +323,7 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
     fn notes(&self, learner: &Learner, is_whole: bool) -> Notes {
         let scales_outputs = match &learner.method {
             Method::Ia3(scales) => scales.vectors().iter().any(|vector| vector.side == Side::Output),
-            Method::Lora(_) | Method::Prefix(_) => false,
+            Method::Lora(_) | Method::Activated(..) | Method::Prefix(_) => false,
         };
         Notes {
             layers: (0..self.model.config.layers).map(|_| LayerNotes::default()).collect(),

@@ -77,7 +77,7 @@ impl Gradients {
     /// All sums, in the order of the way back.
     fn by_place(&mut self) -> Vec<(Place, Sums<'_>)> {
         let mut sums: Vec<_> = match &mut self.0 {
-            Method::Lora(modules) => {
+            Method::Lora(modules) | Method::Activated(modules, _) => {
                 let place = |module: &LoraModule| Place::of_target(module.layer, module.target);
                 let places = modules.chunk_by_mut(|a, b| place(a) == place(b));
                 places.map(|modules| (place(&modules[0]), Sums::LowRank(modules))).collect()

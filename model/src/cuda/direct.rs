@@ -57,6 +57,8 @@ impl DevicePrefix {
 impl DirectCopy {
     fn upload(stream: &Stream, adapter: &Arc<PreparedAdapter>) -> Result<Self, CudaError> {
         let vectors = adapter.scales().map_or(&[][..], Scales::vectors);
+        // A DoRA over a layer with a bias has some, and needs a base in the host's memory.
+        assert!(!adapter.scales().is_some_and(Scales::have_offsets), "offsets are not added on a device");
         let scale = |vector: &crate::adapter::ScaleVector| {
             let factors = DeviceVec::from_slice(stream, &vector.values)?;
             Ok(Scale { place: (vector.layer, vector.target), side: vector.side, factors })

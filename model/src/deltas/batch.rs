@@ -126,6 +126,11 @@ impl BatchDeltas<'_> {
                     let part = row[column..].iter_mut().zip(factors);
                     part.for_each(|(value, factor)| *value *= factor);
                 }
+                if let Some(offset) = scales.offset(layer, target).filter(|_| side == Side::Output) {
+                    for row in rows.chunks_exact_mut(stride) {
+                        row[column..].iter_mut().zip(offset).for_each(|(value, more)| *value += more);
+                    }
+                }
             }
         }
     }

@@ -9,7 +9,7 @@ use ids::Generation;
 use kernels::lora::{LayoutError, LoraMatrix, LoraPrecision, MatrixLayout, SharedBytes};
 
 use crate::{
-    adapter::{Adapter, LoraModule, Method, Prefix, Scales},
+    adapter::{Adapter, Invocation, LoraModule, Method, Prefix, Scales},
     deltas::{
         device_copy::{DeviceCopy, DeviceMemory},
         matrices::{HostMatrices, ImageNumber, ModuleLayout},
@@ -25,12 +25,14 @@ enum Direct {
     None,
     Scales(Arc<Scales>),
     Prefix(Arc<Prefix>),
+    /// Where it begins.
+    Invocation(Invocation),
 }
 
 impl Direct {
     fn bytes(&self) -> usize {
         match self {
-            Self::None => 0,
+            Self::None | Self::Invocation(_) => 0,
             Self::Scales(scales) => scales.bytes(),
             Self::Prefix(prefix) => prefix.bytes(),
         }
@@ -63,10 +65,17 @@ impl EncodedAdapter {
         let modules = adapter.modules().iter().map(encode).collect();
         let direct = match &adapter.method {
             Method::Lora(_) => Direct::None,
+            Method::Activated(_, invocation) => Direct::Invocation(invocation.clone()),
             Method::Ia3(scales) => Direct::Scales(Arc::clone(scales)),
             Method::Prefix(prefix) => Direct::Prefix(Arc::clone(prefix)),
         };
         Self { modules, bytes, direct, generation: adapter.generation }
+    }
+
+    /// The same, with what the base's outputs are scaled with: of a DoRA.
+    #[must_use]
+    pub fn with_scales(self, scales: Scales) -> Self {
+        Self { direct: Direct::Scales(Arc::new(scales)), ..self }
     }
 }
 
@@ -94,7 +103,15 @@ impl PreparedAdapter {
         config: &ModelConfig,
         precision: LoraPrecision,
     ) -> Result<Self, LayoutError> {
-        let mut encoded = EncodedAdapter::new(adapter, config, precision);
+        Self::of(EncodedAdapter::new(adapter, config, precision), config)
+    }
+
+    /// The same of an adapter that is encoded.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn of(mut encoded: EncodedAdapter, config: &ModelConfig) -> Result<Self, LayoutError> {
         let bytes: SharedBytes = Arc::new(std::mem::take(&mut encoded.bytes));
         Self::over(&encoded, config, ImageNumber::NONE, &bytes)
     }
@@ -173,6 +190,13 @@ impl PreparedAdapter {
     #[must_use]
     pub fn virtual_tokens(&self) -> usize {
         self.prefix().map_or(0, |prefix| prefix.tokens)
+    }
+
+    /// What invokes it, if it applies only from there: whoever runs a sequence gives it to the slices from
+    /// [`Invocation::begin`] on.
+    #[must_use]
+    pub fn invocation(&self) -> Option<&Invocation> {
+        if let Direct::Invocation(invocation) = &self.direct { Some(invocation) } else { None }
     }
 
     /// The vectors that scale, if it is of this kind.

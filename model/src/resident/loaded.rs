@@ -6,10 +6,14 @@ use kernels::{
 };
 
 use crate::{
-    adapter::DraftShape,
+    adapter::{DraftShape, dora::BaseLayer},
     forward::{Frame, Norms},
     precision::Precision,
-    shape::{config::ModelConfig, source::WeightSource},
+    shape::{
+        config::ModelConfig,
+        source::{Target, WeightSource},
+    },
+    sources::hf_names::module_name,
     weights::{
         LoadProgress, ResidentLayers,
         embedding::Embedding,
@@ -119,6 +123,23 @@ impl SharedBase {
     #[must_use]
     pub fn config(&self) -> &ModelConfig {
         &self.config
+    }
+
+    /// A linear layer of it, if that is in memory.
+    #[must_use]
+    pub fn linear_layer(&self, layer: usize, target: Target) -> Option<BaseLayer<'_>> {
+        if target == Target::LmHead {
+            let head = self.layers.head.as_ref()?;
+            let read_row = Box::new(|row, out: &mut [f32]| {
+                let (piece, at) = head.of(row);
+                piece.read_row(at, out);
+            });
+            return Some(BaseLayer { read_row, bias: None });
+        }
+        let name = module_name(layer, target);
+        let linear = self.layers.blocks.get(layer)?.iter().flatten().find(|linear| linear.name == name)?;
+        let read_row = Box::new(|row, out: &mut [f32]| linear.matrix.read_row(row, out));
+        Some(BaseLayer { read_row, bias: linear.bias.as_deref() })
     }
 
     /// The first layers of it that `shape` names, as a model of its own.

@@ -55,7 +55,7 @@ impl Pieces {
     }
 
     /// The piece in which a row lies, and where there.
-    fn of(&self, row: usize) -> (&PackedMatrix, usize) {
+    pub(crate) fn of(&self, row: usize) -> (&PackedMatrix, usize) {
         let rows = self.0[0].rows();
         (&self.0[row / rows], row % rows)
     }

@@ -67,7 +67,11 @@ pub(crate) fn on_cpu(name: &str) -> ResidentModel {
 /// An adapter that is wholly on the device of `pass`.
 pub(crate) fn adapter(pass: &CudaModel, path: &std::path::Path) -> Arc<PreparedAdapter> {
     let adapter = Adapter::read(path, pass.config()).unwrap();
-    let prepared = PreparedAdapter::new(&adapter, pass.config(), pass.adapter_precision()).unwrap();
+    brought(pass, PreparedAdapter::new(&adapter, pass.config(), pass.adapter_precision()).unwrap())
+}
+
+/// The same of one that is prepared.
+pub(crate) fn brought(pass: &CudaModel, prepared: PreparedAdapter) -> Arc<PreparedAdapter> {
     if prepared.device_bytes() > 0 {
         bring(pass, &prepared);
     }

@@ -1,13 +1,19 @@
 //! What transformers and PEFT computed (`tests/golden/README.md`), and a pass judged by it, on any device.
 
+mod asked;
+
 use std::{path::Path, sync::Arc};
 
 use ids::BlockId;
 use model::{
+    adapter::AnyAdapter,
     deltas::prepared::PreparedAdapter,
     forward::{BLOCK_TOKENS, ForwardPass, LogitRows, SequenceSlice},
+    sources::open::open,
 };
 use serde::{Deserialize, de::DeserializeOwned};
+
+pub(crate) use self::asked::{Asked, summed};
 
 #[derive(Deserialize)]
 struct Index {
@@ -18,6 +24,9 @@ struct Index {
 struct IndexedModel {
     name: String,
     adapters: Vec<String>,
+    /// Several adapters at once, each with a weight behind a colon.
+    sums: Vec<String>,
+    doras: Vec<String>,
 }
 
 #[derive(Deserialize)]
@@ -87,14 +96,24 @@ pub(crate) fn generate<P: ForwardPass<Adapter = PreparedAdapter>>(
     input.extend(prompt);
     let blocks: Vec<BlockId> = (0..(input.len() + count).div_ceil(16) as u32).map(BlockId).collect();
     let (mut logits, mut first, mut tokens) = (Vec::new(), Vec::new(), Vec::new());
+    let begin = adapter.and_then(|adapter| adapter.invocation()).map_or(0, |invocation| invocation.begin(prompt));
+    let applied = |start: usize| adapter.filter(|_| start >= begin);
     let mut start = 0;
+    if (1..input.len()).contains(&begin) {
+        let tokens = &input[..begin];
+        let slice =
+            SequenceSlice { trunk: &[], tokens, start, blocks: &blocks, adapter: None, logits: LogitRows::None };
+        pass.forward(&[slice], &mut logits).unwrap();
+        input.drain(..begin);
+        start = begin;
+    }
     for _ in 0..count {
         let slice = SequenceSlice {
             trunk: &[],
             tokens: &input,
             start,
             blocks: &blocks,
-            adapter,
+            adapter: applied(start),
             logits: LogitRows::Last,
         };
         pass.forward(&[slice], &mut logits).unwrap();
@@ -131,23 +150,44 @@ fn check<P: ForwardPass<Adapter = PreparedAdapter>>(
     println!("{name}: logit error {worst:.2e}");
 }
 
-/// Checks every model in the folder `golden`, without an adapter and with each of its own. `load` takes a model's path,
-/// `prepare` what it gave, that path and an adapter's.
+/// Checks every model in the folder `golden`, without an adapter, with each of its own, with sums of these and with DoRAs. `load`
+/// takes a model's path, `prepare` what it gave, that path and an adapter; it gives none that its device does not compute.
 pub(crate) fn check_all<P: ForwardPass<Adapter = PreparedAdapter>>(
     golden: &Path,
     tolerance: impl Fn(&str) -> f32,
     load: impl Fn(&Path) -> P,
-    prepare: impl Fn(&P, &Path, &Path) -> Arc<PreparedAdapter>,
+    prepare: impl Fn(&P, &Path, Asked) -> Option<Arc<PreparedAdapter>>,
 ) {
     let index: Index = read(&golden.join("index.json"));
-    for IndexedModel { name, adapters } in &index.models {
+    for model in &index.models {
+        let name = &model.name;
         let (path, expected) = (golden.join("models").join(name), golden.join("expected").join(name));
         let (mut pass, tolerance) = (load(&path), tolerance(name));
         check(&mut pass, None, &expected.join("base.json"), tolerance);
-        for adapter in adapters {
-            let prepared = prepare(&pass, &path, &golden.join("adapters").join(name).join(adapter));
-            check(&mut pass, Some(&prepared), &expected.join(format!("{adapter}.json")), tolerance);
+        for (file, adapter) in model.all(golden) {
+            let Some(prepared) = prepare(&pass, &path, Asked::of(&path, adapter)) else { continue };
+            check(&mut pass, Some(&prepared), &expected.join(format!("{file}.json")), tolerance);
         }
+    }
+}
+
+impl IndexedModel {
+    /// Everything that there is of it, with the file that says what it computes.
+    fn all(&self, golden: &Path) -> Vec<(String, AnyAdapter)> {
+        let source = open(&golden.join("models").join(&self.name)).unwrap();
+        let (config, adapters) = (source.config(), golden.join("adapters"));
+        let read = |path: &Path| AnyAdapter::read(path, config).unwrap();
+        let plain =
+            self.adapters.iter().map(|name| (name.clone(), read(&adapters.join(&self.name).join(name))));
+        let sums = self.sums.iter().enumerate();
+        let sums = sums.map(|(nth, asked)| {
+            (format!("sum/{nth}"), summed(&adapters.join(&self.name), asked, config).into())
+        });
+        let doras = self
+            .doras
+            .iter()
+            .map(|name| (format!("dora/{name}"), read(&adapters.join("dora").join(&self.name).join(name))));
+        plain.chain(sums).chain(doras).collect()
     }
 }
 

@@ -38,6 +38,8 @@ wire_struct! {
         pub adapter: Option<AdapterIdBytes>,
         /// H(tenant, generation): what may share cached prefixes with this request.
         pub namespace: [u8; 32],
+        /// H(tenant, base): what may share with it what an adapter does not change, before it is invoked.
+        pub base_namespace: [u8; 32],
         /// Whose share of the memory its keys and values are counted against.
         pub owner: OwnerBytes,
         /// The prompt as token ids, at least one.

@@ -22,6 +22,9 @@ pub(super) enum TunerError {
     /// The adapter to go on from cannot be read.
     #[error(transparent)]
     Adapter(#[from] AdapterError),
+    /// The adapter to go on from applies to a part of each text.
+    #[error("an activated LoRA cannot be trained further here, for it would be trained on all of each text; train it with PEFT")]
+    Activated,
     /// There is no going on from the checkpoint, or nowhere to put one.
     #[error("{}", with_causes(.0))]
     Checkpoint(#[from] CheckpointError),

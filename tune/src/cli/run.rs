@@ -134,6 +134,9 @@ fn beginning(arguments: &RunArguments, config: &ModelConfig) -> Result<Beginning
         source,
     })?;
     let adapter = Adapter::read(from, config)?;
+    if adapter.method.invocation().is_some() {
+        return Err(TunerError::Activated);
+    }
     let shape = Shape::like(&adapter.method);
     let start = Start::From(adapter.generation.to_string());
     Ok(Beginning { start, shape, method: adapter.method, options })

@@ -48,13 +48,13 @@ impl<A> Sequence<A> {
         // The last token is computed in any case: its logits are needed.
         let reusable = if self.computes_all() { 0 } else { self.tokens.len() - 1 };
         let reusable = &self.tokens[..reusable];
-        let mut found = kv.lookup(self.namespace, reusable);
+        let mut found = self.trail.lookup(kv, reusable);
         let missing = kv.blocks_for(self.tokens.len()) - found.blocks.len();
         if !may_enter(limits, running, missing, kv.available()) {
             kv.release(&found.blocks);
             return Entry::NoRoom;
         }
-        let nodes = kv.fetch(&mut found, reusable);
+        let nodes = self.trail.fetch(kv, &mut found, reusable);
         let Some(fresh) = kv.allocate(kv.blocks_for(self.tokens.len()) - found.blocks.len()) else {
             kv.release(&found.blocks);
             return Entry::NoRoom;

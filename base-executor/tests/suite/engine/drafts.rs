@@ -49,7 +49,7 @@ proptest! {
         let wish = |((request, _), provisional): (&(Generate, _), _)| Generate { provisional, ..request.clone() };
         let requests = numbered(moments.iter().zip(wishes).map(wish));
         let mut bench = drafting(limits, &requests, right);
-        [1, 2, PREFIX].into_iter().for_each(|tag| bench.load(tag));
+        [1, 2, PREFIX, ACTIVATED].into_iter().for_each(|tag| bench.load(tag));
         for (request, (_, steps_before)) in requests.iter().zip(&moments) {
             (0..*steps_before).for_each(|_| bench.step());
             bench.send(request.clone());
@@ -70,7 +70,7 @@ proptest! {
     ) {
         let requests = numbered(moments.iter().map(|(request, ..)| curious(request.clone())));
         let mut bench = drafting(limits, &requests, 0.8);
-        [1, 2, PREFIX].into_iter().for_each(|tag| bench.load(tag));
+        [1, 2, PREFIX, ACTIVATED].into_iter().for_each(|tag| bench.load(tag));
         for (request, (_, steps, age)) in requests.iter().zip(&moments) {
             bench.send(request.clone());
             (0..*steps).for_each(|_| bench.step());

@@ -1,0 +1,196 @@
+//! What `a:0.7+b:0.3` stands for: several adapters at once, each times a weight.
+//!
+//! A sum is an adapter made of others, which nobody has registered. What it is follows from what they are: it has a generation of its
+//! own, is loaded, evicted and used like any other, and goes with the first of its parts that goes ([`super::added`]). It is
+//! remembered here alone, and made again when somebody asks for it again.
+
+use std::{
+    path::PathBuf,
+    sync::{Arc, Mutex},
+};
+
+use ids::Generation;
+
+use super::{
+    database::Record,
+    entry::{Entry, Part},
+    errors::{MAX_PARTS, SumError},
+    store::ContentId,
+};
+use crate::{
+    clock::{now_us, seconds_since_1970},
+    lock::lock,
+};
+
+/// Most sums that are remembered.
+const MAX_SUMS: usize = 1024;
+
+/// The sums there are.
+#[derive(Debug, Default)]
+pub(super) struct Sums(Mutex<Vec<Arc<Entry>>>);
+
+impl Sums {
+    /// Those that are known.
+    pub(super) fn all(&self) -> Vec<Arc<Entry>> {
+        lock(&self.0).clone()
+    }
+
+    /// What `take` makes of the sum that `new` is, as it is known, or from now on; and the sum that was forgotten for it, if there
+    /// were too many. While it is taken none is forgotten, so that what has a lease stays.
+    pub(super) fn take<T>(
+        &self,
+        new: Entry,
+        take: impl FnOnce(&Arc<Entry>) -> T,
+    ) -> Result<(T, Option<Arc<Entry>>), SumError> {
+        let mut sums = lock(&self.0);
+        if let Some(known) = sums.iter().find(|known| known.is_sum_of(&new)) {
+            return Ok((take(known), None));
+        }
+        let forgotten = if sums.len() < MAX_SUMS {
+            None
+        } else {
+            let idle = sums.iter().enumerate().filter(|(_, sum)| sum.requests() == 0);
+            let oldest = idle.min_by_key(|(_, sum)| sum.last_used_us()).map(|(index, _)| index);
+            Some(sums.swap_remove(oldest.ok_or(SumError::Busy(MAX_SUMS))?))
+        };
+        let new = Arc::new(new);
+        let taken = take(&new);
+        sums.push(new);
+        Ok((taken, forgotten))
+    }
+
+    /// Forgets those that `part` is in.
+    pub(super) fn forget(&self, part: &Arc<Entry>) -> Vec<Arc<Entry>> {
+        let is_in = |sum: &mut Arc<Entry>| sum.parts().iter().any(|other| Arc::ptr_eq(&other.entry, part));
+        lock(&self.0).extract_if(.., is_in).collect()
+    }
+}
+
+/// A part as it is asked for.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Named<'a> {
+    pub(super) name: &'a str,
+    pub(super) weight: f32,
+}
+
+/// What `asked` adds up; `None` if it can only be a name: it has neither a `+` nor a number behind a colon.
+pub(super) fn read(asked: &str) -> Result<Option<Vec<Named<'_>>>, SumError> {
+    let parts: Vec<&str> = asked.split('+').collect();
+    if parts.len() > MAX_PARTS {
+        return Err(SumError::TooMany(parts.len()));
+    }
+    let weighed =
+        |part: &&str| part.rsplit_once(':').is_some_and(|(_, weight)| weight.parse::<f32>().is_ok());
+    if parts.len() == 1 && !parts.iter().any(weighed) {
+        return Ok(None);
+    }
+    let mut named: Vec<Named<'_>> = Vec::with_capacity(parts.len());
+    for part in parts {
+        let one = read_part(part)?;
+        if named.iter().any(|other| other.name == one.name) {
+            return Err(SumError::Twice(one.name.to_owned()));
+        }
+        named.push(one);
+    }
+    Ok(Some(named))
+}
+
+fn read_part(part: &str) -> Result<Named<'_>, SumError> {
+    let (name, weight) = part.rsplit_once(':').unwrap_or((part, "1"));
+    if name.is_empty() {
+        return Err(SumError::NoName);
+    }
+    match weight.parse::<f32>() {
+        // A weight of 0 would be an adapter that is asked for and has no say.
+        Ok(weight) if weight.is_normal() => Ok(Named { name, weight }),
+        _ => Err(SumError::Weight { name: name.to_owned(), weight: weight.chars().take(32).collect() }),
+    }
+}
+
+/// What the parts are together, in an order that does not depend on how they were named.
+pub(super) fn sum(mut parts: Vec<Part>) -> Result<Entry, SumError> {
+    if let Some(other) = parts.iter().find(|part| part.entry.record.rank == 0) {
+        return Err(SumError::NoRank(other.entry.record.name.clone()));
+    }
+    parts.sort_by(|a, b| key(a).cmp(&key(b)));
+    let mut owners = parts.iter().filter_map(|part| part.entry.record.tenant.clone());
+    let tenant = owners.next();
+    if owners.any(|owner| Some(owner) != tenant) {
+        return Err(SumError::Owners);
+    }
+    let names: Vec<String> = parts.iter().map(name).collect();
+    let each = |figure: fn(&Record) -> u64| parts.iter().map(move |part| figure(&part.entry.record));
+    let total = |figures: fn(&Record) -> u64| each(figures).fold(0, u64::saturating_add);
+    let generations = parts.iter().map(|part| (part.entry.record.generation, part.weight.to_bits()));
+    let generation = Generation::of_sum(generations.collect());
+    let record = Record {
+        name: names.join("+"),
+        tenant,
+        // It has no files of its own.
+        content: ContentId(generation.0),
+        generation,
+        rank: u32::try_from(total(|record| record.rank.into())).unwrap_or(u32::MAX),
+        bytes: total(|record| record.bytes),
+        modules: parts.iter().map(|part| part.entry.record.modules).max().unwrap_or(0),
+        draft_layers: 0,
+        source: PathBuf::new(),
+        loaded_at: seconds_since_1970(),
+        last_used_us: now_us(),
+        pinned: false,
+        version: 0,
+    };
+    Ok(Entry::new(record).with_parts(parts))
+}
+
+/// By what parts are sorted: the name last, so that equal adapters have one order too.
+fn key(part: &Part) -> (Generation, u32, &str) {
+    (part.entry.record.generation, part.weight.to_bits(), &part.entry.record.name)
+}
+
+fn name(part: &Part) -> String {
+    let name = &part.entry.record.name;
+    if part.weight == 1.0 { name.clone() } else { format!("{name}:{}", part.weight) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named(asked: &str) -> Option<Vec<(&str, f32)>> {
+        let named = read(asked).unwrap()?;
+        Some(named.into_iter().map(|Named { name, weight }| (name, weight)).collect())
+    }
+
+    #[test]
+    fn adapters_are_named_with_their_weights() {
+        assert_eq!(named("a+b"), Some(vec![("a", 1.0), ("b", 1.0)]));
+        assert_eq!(named("org/a:0.7+b:-.5"), Some(vec![("org/a", 0.7), ("b", -0.5)]));
+        assert_eq!(named("a:2"), Some(vec![("a", 2.0)]));
+    }
+
+    #[test]
+    fn what_can_only_be_a_name_is_no_sum() {
+        for name in ["a", "llama3:latest", "other:a", "", ":", "a:b:c"] {
+            assert_eq!(read(name), Ok(None), "{name}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_sum_is_refused_in_words() {
+        for (asked, says) in [
+            ("a+", "no name"),
+            ("+a", "no name"),
+            (":0.5+b", "no name"),
+            ("a:x+b", "'x'"),
+            ("a:0+b", "'0'"),
+            ("a:nan+b", "'nan'"),
+            ("a:inf", "'inf'"),
+            ("a:1e+3", "'1e'"),
+            ("a+b+a:2", "'a' twice"),
+            ("a+b+c+d+e+f+g+h+i", "9 adapters"),
+        ] {
+            let error = read(asked).unwrap_err().to_string();
+            assert!(error.contains(says), "{asked}: {error}");
+        }
+    }
+}

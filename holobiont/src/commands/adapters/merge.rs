@@ -1,0 +1,81 @@
+//! `holobiont adapters merge`: several adapters in one, exactly as they are together in a request.
+
+use std::path::{Path, PathBuf};
+
+use model::adapter::named::NamedLora;
+use serde_json::json;
+
+use super::AdaptersError;
+use crate::terminal::{Format, Terminal, table::size};
+
+/// Arguments of `adapters merge`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct MergeArguments {
+    /// Directories of PEFT adapters, each with a colon and a weight behind it if that is not 1
+    #[arg(value_name = "DIR[:WEIGHT]", required = true)]
+    adapters: Vec<String>,
+    /// The directory that is made
+    #[arg(long, short, value_name = "DIR")]
+    output: PathBuf,
+}
+
+/// Merges them.
+pub(super) fn run(arguments: &MergeArguments, terminal: Terminal) -> Result<(), AdaptersError> {
+    let output = &arguments.output;
+    if output.exists() {
+        return Err(AdaptersError::Exists(output.clone()));
+    }
+    let read = |asked: &String| -> Result<(NamedLora, f32), AdaptersError> {
+        let (directory, weight) = weighted(asked)?;
+        Ok((NamedLora::read(directory)?, weight))
+    };
+    let parts = arguments.adapters.iter().map(read).collect::<Result<Vec<_>, _>>()?;
+    let merged = NamedLora::merge(&parts)?;
+    merged.write(output).map_err(model::adapter::named::MergeError::from)?;
+    let rank = merged.modules.values().map(|module| module.rank).max().unwrap_or(0);
+    let bytes = super::stats::weight_bytes(output);
+    match terminal.format {
+        Format::Json => terminal.print(json!({
+            "output": output,
+            "modules": merged.modules.len(),
+            "rank": rank,
+            "bytes": bytes,
+        })),
+        Format::Human => terminal.print(format!(
+            "{} is written: rank {rank}, {}, {} modules changed",
+            output.display(),
+            size(bytes),
+            merged.modules.len()
+        )),
+    }
+    Ok(())
+}
+
+/// A directory and its weight. A directory of that very name comes first.
+fn weighted(asked: &str) -> Result<(&Path, f32), AdaptersError> {
+    let Some((directory, weight)) = asked.rsplit_once(':').filter(|_| !Path::new(asked).exists()) else {
+        return Ok((Path::new(asked), 1.0));
+    };
+    match weight.parse::<f32>() {
+        Ok(number) if number.is_normal() => Ok((Path::new(directory), number)),
+        _ => Err(AdaptersError::Weight(weight.to_owned())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_weight_stands_behind_a_colon_and_a_directory_comes_first() {
+        assert_eq!(weighted("here/a:0.5").unwrap(), (Path::new("here/a"), 0.5));
+        assert_eq!(weighted("here/a").unwrap(), (Path::new("here/a"), 1.0));
+        for wrong in ["a:", "a:x", "a:0", "a:inf"] {
+            assert!(matches!(weighted(wrong), Err(AdaptersError::Weight(_))), "{wrong}");
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let odd = directory.path().join("a:0.5");
+        std::fs::create_dir(&odd).unwrap();
+        assert_eq!(weighted(odd.to_str().unwrap()).unwrap(), (&*odd, 1.0));
+    }
+}

@@ -1,0 +1,105 @@
+//! DoRA: a LoRA whose layers have a magnitude for each output beside.
+//!
+//! `y = m / |W + s B A| * (W + s B A) x + bias`, where `|.|` is the norm of each row. With `g = m / |W + s B A|` this is
+//! `g * (W x) + bias + s (g B) A x`: the base's outputs are scaled, and the rest is a LoRA. So whoever serves it needs the base's
+//! weights once, when it is loaded, and no pass knows of it.
+
+use super::method::{Adapter, DoraAdapter, LoraModule, Method, ScaleVector, Scales, Side};
+use crate::{
+    shape::{config::ModelConfig, layout::linear_shape, source::Target},
+    sources::hf_names::module_name,
+};
+
+/// A linear layer of the base whose weights are at hand.
+#[allow(missing_debug_implementations, reason = "there is nothing to say of a function")]
+pub struct BaseLayer<'a> {
+    /// Writes a row of `[out, in]`.
+    pub read_row: Box<dyn Fn(usize, &mut [f32]) + 'a>,
+    /// `[out]`.
+    pub bias: Option<&'a [f32]>,
+}
+
+/// Why a DoRA cannot be served.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum DoraError {
+    /// The weights it scales are not at hand.
+    #[error(
+        "it is a DoRA (`use_dora`), which needs the base's own weights of `{module}`, and these are not in the host's memory: \
+         raise --weight-bytes, or serve it from a base on the CPU"
+    )]
+    NoWeights {
+        /// The layer.
+        module: String,
+    },
+    /// A row that is nothing has no direction.
+    #[error(
+        "`{module}`: row {row} of base and adapter together is zero, so nothing can have its direction; \
+         the training went wrong"
+    )]
+    NoDirection {
+        /// The layer.
+        module: String,
+        /// The row.
+        row: usize,
+    },
+}
+
+impl DoraAdapter {
+    /// What it is over a base of this shape: a LoRA, and what the base's outputs are scaled with. `layer` finds the base's layers.
+    ///
+    /// # Errors
+    /// See [`DoraError`].
+    pub fn over<'a>(
+        &self,
+        config: &ModelConfig,
+        layer: impl Fn(usize, Target) -> Option<BaseLayer<'a>>,
+    ) -> Result<(Adapter, Scales), DoraError> {
+        let (mut modules, mut vectors, mut offsets) = (Vec::new(), Vec::new(), Vec::new());
+        for (module, magnitude) in self.adapter.modules().iter().zip(&self.magnitudes) {
+            let place = (module.layer, module.target);
+            let name = || module_name(module.layer, module.target);
+            let base =
+                layer(module.layer, module.target).ok_or_else(|| DoraError::NoWeights { module: name() })?;
+            let [_, inputs] = linear_shape(config, module.target);
+            let values = gains(module, magnitude, inputs, &base)
+                .map_err(|row| DoraError::NoDirection { module: name(), row })?;
+            if let Some(bias) = base.bias {
+                // A bias is not scaled: what of it is, is taken back.
+                offsets.push((
+                    place,
+                    bias.iter().zip(&values).map(|(bias, gain)| bias * (1.0 - gain)).collect(),
+                ));
+            }
+            let rows = module.b.chunks_exact(module.rank).zip(&values);
+            let b = rows.flat_map(|(row, gain)| row.iter().map(move |number| number * gain)).collect();
+            modules.push(LoraModule { b, ..module.clone() });
+            vectors.push(ScaleVector { layer: place.0, target: place.1, side: Side::Output, values });
+        }
+        let adapter =
+            Adapter { method: Method::Lora(modules), stored_in_16_bits: false, ..self.adapter.clone() };
+        Ok((adapter, Scales::new(vectors).with_offsets(offsets)))
+    }
+}
+
+/// `m / |W + s B A|`, row by row; else a row that is zero.
+fn gains(
+    module: &LoraModule,
+    magnitude: &[f32],
+    inputs: usize,
+    base: &BaseLayer<'_>,
+) -> Result<Vec<f32>, usize> {
+    let mut row = vec![0.0f32; inputs];
+    let each = module.b.chunks_exact(module.rank).zip(magnitude).enumerate();
+    each.map(|(index, (b, magnitude))| {
+        (base.read_row)(index, &mut row);
+        for (b, a) in b.iter().zip(module.a.chunks_exact(inputs)) {
+            let times = module.scale * b;
+            row.iter_mut().zip(a).for_each(|(sum, a)| *sum += times * a);
+        }
+        let squares: f64 = row.iter().map(|number| f64::from(*number).powi(2)).sum();
+        #[expect(clippy::cast_possible_truncation, reason = "a norm of numbers of 32 bits")]
+        let norm = squares.sqrt() as f32;
+        if norm > 0.0 { Ok(magnitude / norm) } else { Err(index) }
+    })
+    .collect()
+}

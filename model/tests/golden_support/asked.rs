@@ -1,0 +1,55 @@
+//! Golden adapters of every kind, ready for a pass: also those that are several at once, or need the base's weights.
+
+use std::path::Path;
+
+use kernels::lora::LoraPrecision;
+use model::{
+    adapter::{Adapter, AnyAdapter, Scales, sum::sum},
+    deltas::prepared::{EncodedAdapter, PreparedAdapter},
+    resident::LoadedWeights,
+    shape::config::ModelConfig,
+    sources::open::open,
+};
+
+/// What a golden file is of.
+pub(crate) struct Asked {
+    pub(crate) adapter: Adapter,
+    /// What the base's outputs are scaled with, by a DoRA.
+    pub(crate) scales: Option<Scales>,
+}
+
+impl Asked {
+    /// An adapter of the model at `model`.
+    pub(crate) fn of(model: &Path, adapter: AnyAdapter) -> Self {
+        match adapter {
+            AnyAdapter::Answers(adapter) => Self { adapter, scales: None },
+            AnyAdapter::Decomposed(dora) => {
+                let source = open(model).unwrap();
+                let base = LoadedWeights::open(&*source, None, 1, &|_| {}).unwrap().shared();
+                let layer = |layer, target| base.linear_layer(layer, target);
+                let (adapter, scales) = dora.over(base.config(), layer).unwrap();
+                Self { adapter, scales: Some(scales) }
+            }
+            AnyAdapter::Drafts(_) => panic!("a draft answers nobody"),
+        }
+    }
+
+    /// It, as kernels read it.
+    pub(crate) fn prepared(self, config: &ModelConfig, precision: LoraPrecision) -> PreparedAdapter {
+        let encoded = EncodedAdapter::new(&self.adapter, config, precision);
+        let encoded = match self.scales {
+            Some(scales) => encoded.with_scales(scales),
+            None => encoded,
+        };
+        PreparedAdapter::of(encoded, config).unwrap()
+    }
+}
+
+/// The sum of golden adapters in the folder `adapters` that `asked` names.
+pub(crate) fn summed(adapters: &Path, asked: &str, config: &ModelConfig) -> Adapter {
+    let part = |part: &str| {
+        let (name, weight) = part.split_once(':').unwrap_or((part, "1"));
+        (AnyAdapter::read(&adapters.join(name), config).unwrap(), weight.parse().unwrap())
+    };
+    sum(asked.split('+').map(part).collect()).unwrap()
+}
