@@ -493,6 +493,7 @@ DORAS = {
 
 REFUSED = {
     "modules-to-save": ("llama-tied", "modules_to_save", lora(2, ["q_proj"], modules_to_save=["norm"])),
+    "embeddings": ("llama-tied", "lora_embedding_A", lora(2, ["q_proj", "embed_tokens"])),
     "bias-all": ("llama-tied", "bias", lora(2, ["q_proj"], bias="all")),
     "prompt-tuning": (
         "llama-tied",

@@ -66,6 +66,35 @@ fn a_stream_that_began_before_a_reload_ends_with_the_weights_it_began_with() {
 }
 
 #[test]
+fn two_adapters_at_once_answer_to_the_last_bit_as_what_is_merged_of_them() {
+    watched(|| {
+        let deployment = shared();
+        let client = &deployment.client;
+        let parts = ["pirate", "json"].map(|name| variant(&deployment, name, 22));
+        client.load("one", &parts[0]);
+        client.load("other", &parts[1]);
+        let merged = deployment.place().adapters().join("merged");
+        let [one, other] = [(&parts[0], "0.7"), (&parts[1], "0.3")]
+            .map(|(path, weight)| format!("{}:{weight}", path.display()));
+        let into = merged.display().to_string();
+        let (is_merged, said) =
+            fixtures::holobiont(&["adapters", "merge", &one, &other, "--output", &into], &[]);
+        assert!(is_merged, "{said}");
+        client.load("merged", &merged);
+        let expected = client.ask(&ask("merged", 6)).answer;
+        let sums = ["one:0.7+other:0.3", "other:0.3+one:0.7"].map(|model| client.ask(&ask(model, 6)));
+        assert_eq!(sums[0].generation, sums[1].generation);
+        assert!(sums.iter().all(|sum| sum.answer == expected));
+        assert!(sums[1].cached_tokens > 0, "both are one adapter");
+        for name in ["one", "other"] {
+            assert_ne!(client.ask(&ask(name, 6)).answer, expected, "{name} changes something");
+        }
+        assert_eq!(client.refusal(&ask("one+nobody", 6)), (404, "model_not_found".to_owned()));
+        assert_eq!(client.refusal(&ask("one:x+other", 6)), (400, "invalid_value".to_owned()));
+    });
+}
+
+#[test]
 fn unloading_gives_the_bytes_back_and_the_name_is_not_found_any_more() {
     watched(|| {
         let deployment = Plan::bare().start();

@@ -139,6 +139,14 @@ fn resident_and_split_answers_over_every_route_have_the_same_bits() {
             let adapter = EXAMPLES.contains(&model).then(|| fixtures::example(model));
             Golden::learn(&deployment.client, model, adapter, &prompts)
         });
+        // What the gateway adds up a client has merged.
+        let merged = deployment.place().adapters().join("merged");
+        let parts = ["pirate", "json"].map(|name| format!("{}:0.7", fixtures::example(name).display()));
+        let merge = ["adapters", "merge", &parts[0], &parts[1], "--output", &merged.display().to_string()];
+        let (is_merged, said) = fixtures::holobiont(&merge, &[]);
+        assert!(is_merged, "{said}");
+        let sum = Golden::learn(&deployment.client, "pirate:0.7+json:0.7", Some(merged), &prompts);
+        let golden: Vec<_> = golden.into_iter().chain([sum]).collect();
         let begun = Instant::now();
         compare_everywhere(&doors, &deployment, &golden);
         let joined = deployment.client.metric("holobiont_layer_joined_rows_total");

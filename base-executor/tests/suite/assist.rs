@@ -44,6 +44,7 @@ fn one_to_four_workers_give_the_bits_of_the_host_tier_however_much_has_arrived()
             .into();
         let everything = adapter_of_everything(house.model.config(), &[70, 3, 16]);
         adapters.push(house.publish(&everything, LoraPrecision::Exact));
+        adapters.push(house.golden_dora(name, "everything"));
         let requests = batch(&adapters);
         let expected = host_bits(name, &requests);
         let before = tallies(&adapters);
@@ -163,28 +164,38 @@ fn an_image_is_on_offer_until_the_last_that_computes_with_it_is_done() {
 
 #[test]
 fn workers_give_the_logits_of_transformers() {
-    let (model, name) = ("llama-tied", "rank64-all-linear");
+    let model = "llama-tied";
     let mut house = House::new(model, 2, Pace::Slow);
-    let adapter = house.golden_adapter(model, name);
+    let asked = "rank4-attention:0.7+rank16-rslora:0.5";
+    let adapters = [
+        ("rank64-all-linear", house.golden_adapter(model, "rank64-all-linear")),
+        ("sum/0", house.golden_sum(model, asked)),
+        ("dora/everything", house.golden_dora(model, "everything")),
+    ];
     let mut staff = Staff::default();
     (0..2).for_each(|_| house.hire(&mut staff, honest));
     house.until_seated(2);
-    let text = std::fs::read(golden("expected").join(model).join(format!("{name}.json"))).unwrap();
-    let golden: Value = serde_json::from_slice(&text).unwrap();
-    for case in golden["cases"].as_array().unwrap() {
-        let numbers = |field: &str| case[field].as_array().unwrap().clone();
-        let prompt = numbers("prompt").iter().map(|token| token.as_u64().unwrap() as u32).collect();
-        let requests = [Request { prompt, adapter: Some(Arc::clone(&adapter)) }];
-        for part in [0, 3, 7] {
-            stage(&adapter, part);
-            let found = bits(&mut house.model, &requests);
-            let expected = numbers("logits");
-            assert_eq!(found.len(), PASSES * expected.len());
-            for (found, expected) in found.iter().zip(&expected) {
-                let (found, expected) = (f64::from(f32::from_bits(*found)), expected.as_f64().unwrap());
-                assert!((found - expected).abs() <= 1e-3, "{found} and {expected}, {part} of 8 parts");
+    for (name, adapter) in adapters {
+        let text = std::fs::read(golden("expected").join(model).join(format!("{name}.json"))).unwrap();
+        let golden: Value = serde_json::from_slice(&text).unwrap();
+        for case in golden["cases"].as_array().unwrap() {
+            let numbers = |field: &str| case[field].as_array().unwrap().clone();
+            let prompt = numbers("prompt").iter().map(|token| token.as_u64().unwrap() as u32).collect();
+            let requests = [Request { prompt, adapter: Some(Arc::clone(&adapter)) }];
+            for part in [0, 3, 7] {
+                stage(&adapter, part);
+                let found = bits(&mut house.model, &requests);
+                let expected = numbers("logits");
+                assert_eq!(found.len(), PASSES * expected.len());
+                for (found, expected) in found.iter().zip(&expected) {
+                    let (found, expected) = (f64::from(f32::from_bits(*found)), expected.as_f64().unwrap());
+                    assert!(
+                        (found - expected).abs() <= 1e-3,
+                        "{name}: {found} and {expected}, {part} of 8 parts"
+                    );
+                }
             }
         }
+        assert!(adapter.tally().read()[1] > 0, "{name}: workers did nothing");
     }
-    assert!(adapter.tally().read()[1] > 0, "workers did nothing");
 }

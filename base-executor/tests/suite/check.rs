@@ -59,6 +59,21 @@ fn a_probe_tells_an_adapter_that_changes_logits_from_one_that_does_nothing() {
 }
 
 #[test]
+fn a_dora_is_described_and_probed_over_the_models_weights() {
+    let directory = tempfile::tempdir().unwrap();
+    tiny::write_model(&directory.path().join("model"));
+    let layers = [0, 1]
+        .map(|layer| format!("base_model.model.model.layers.{layer}.self_attn.q_proj.lora_magnitude_vector"));
+    tiny::write_dora(&directory.path().join("dora"), &layers);
+    let (status, report) = check_json(directory.path(), "dora", &["--probe"]);
+    assert_eq!((status, &report["kind"], &report["probe"]["changes"]), (0, &"dora".into(), &true.into()));
+    tiny::write_dora(&directory.path().join("half"), &layers[..1]);
+    let (status, report) = check_json(directory.path(), "half", &[]);
+    assert_eq!(status, 1);
+    assert!(report.to_string().contains(&layers[1]["base_model.model.".len()..]), "{report}");
+}
+
+#[test]
 fn every_tensor_that_is_not_supported_is_named() {
     let directory = tempfile::tempdir().unwrap();
     tiny::write_model(&directory.path().join("model"));

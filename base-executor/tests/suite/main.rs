@@ -13,6 +13,7 @@ mod drafts;
 mod engine;
 mod gateway;
 mod hostile_workers;
+mod kinds;
 mod layers_process;
 mod planted;
 mod process;

@@ -27,8 +27,8 @@ use settings::Draft;
 use shmproto::{
     codec::Wire as _,
     message::{
-        ColdStart, DeviceFacts, ErrorCode, Failed, Finish, Generate, Hello, PROTOCOL_VERSION, ToExecutor,
-        ToGateway, UnloadAdapter,
+        AdapterPart, ColdStart, DeviceFacts, ErrorCode, Failed, Finish, Generate, Hello, LoadAdapter,
+        PROTOCOL_VERSION, ToExecutor, ToGateway, UnloadAdapter,
     },
 };
 use tokio::{sync::mpsc, time::timeout};
@@ -316,6 +316,35 @@ async fn adapters_are_loaded_used_and_unloaded() {
     assert_eq!(outputs, 1, "the request on the adapter ended before");
     assert_ne!(gateway.tokens(1).await, gateway.tokens(2).await);
     assert_eq!(gateway.stats().await.adapter_bytes, 0);
+    executor.stop().await;
+}
+
+#[tokio::test]
+async fn several_adapters_are_loaded_as_one_and_nothing_is_not() {
+    let executor = Executor::start().await;
+    let mut gateway = Gateway::greet(&executor.socket, 1).await;
+    let part = |name: &str, weight| AdapterPart { path: format!("/adapters/{name}"), weight };
+    let mut ask = async |request, parts| {
+        let call = LoadAdapter { request, parts, owner: EVERYBODY };
+        gateway.send(ToExecutor::LoadAdapter(call)).await;
+        gateway.answer().await
+    };
+    let ToGateway::AdapterLoaded(sum) = ask(1, vec![part("20", 0.5), part("30", 1.0)]).await else {
+        panic!("it is loaded")
+    };
+    let of = |number: u8, weight: f32| (Generation([number; 32]), weight.to_bits());
+    let generation = Generation::of_sum(vec![of(30, 1.0), of(20, 0.5)]);
+    assert_eq!((sum.generation, sum.rank, sum.bytes), (generation.0, 8, 100));
+    assert_eq!(sum.adapter, AdapterId::new(TenantId(EVERYBODY), generation).0);
+    for (request, parts, says) in [
+        (2, vec![], "none is named"),
+        (3, vec![part("20", 1.0), part("nothing", 1.0)], "/adapters/nothing"),
+        (4, vec![part("20", f32::MAX), part("20", f32::INFINITY)], "too large"),
+    ] {
+        let ToGateway::Failed(failed) = ask(request, parts).await else { panic!("it is refused") };
+        assert_eq!((failed.request, failed.error.code), (request, ErrorCode::InvalidAdapter));
+        assert!(failed.error.message.contains(says), "{}", failed.error.message);
+    }
     executor.stop().await;
 }
 

@@ -37,6 +37,17 @@ pub(crate) fn write_adapter(directory: &Path, also: &[(&str, [usize; 2])]) {
     write_files(directory, config, &tensors);
 }
 
+/// Writes a DoRA of rank 2 for the queries of all layers, with these magnitudes.
+pub(crate) fn write_dora(directory: &Path, magnitudes: &[String]) {
+    let config = "{\"peft_type\": \"LORA\", \"r\": 2, \"lora_alpha\": 4, \"target_modules\": [\"q_proj\"], \
+                  \"use_dora\": true}";
+    let name =
+        |layer, side| format!("base_model.model.model.layers.{layer}.self_attn.q_proj.lora_{side}.weight");
+    let factors = |layer| [(name(layer, 'A'), vec![2, HIDDEN]), (name(layer, 'B'), vec![HIDDEN, 2])];
+    let magnitudes = magnitudes.iter().map(|name| (name.clone(), vec![HIDDEN]));
+    write_files(directory, config, &(0..LAYERS).flat_map(factors).chain(magnitudes).collect::<Vec<_>>());
+}
+
 /// Writes an IA3 adapter that scales the values' outputs and the inputs of `down_proj`.
 pub(crate) fn write_ia3(directory: &Path) {
     let config = "{\"peft_type\": \"IA3\", \"target_modules\": [\"v_proj\", \"down_proj\"], \

@@ -28,7 +28,7 @@ use kernels::{
     lora::{FactorLayout, LoraMatrix, LoraPrecision, MatrixLayout, NumberKind, SharedBytes, sum_ranks},
 };
 use model::{
-    adapter::{Adapter, LoraModule, Method},
+    adapter::{Adapter, AnyAdapter, LoraModule, Method, sum::sum},
     cpu::Compute,
     deltas::{
         assist::{Ask, Assist},
@@ -116,6 +116,30 @@ impl House {
     pub(crate) fn golden_adapter(&self, model: &str, name: &str) -> Arc<PreparedAdapter> {
         let path = golden("adapters").join(model).join(name);
         self.publish(&Adapter::read(&path, self.model.config()).unwrap(), LoraPrecision::Exact)
+    }
+
+    /// Several of them at once, each with a weight behind a colon.
+    pub(crate) fn golden_sum(&self, model: &str, asked: &str) -> Arc<PreparedAdapter> {
+        let part = |part: &str| {
+            let (name, weight) = part.split_once(':').unwrap();
+            let path = golden("adapters").join(model).join(name);
+            (AnyAdapter::read(&path, self.model.config()).unwrap(), weight.parse().unwrap())
+        };
+        self.publish(&sum(asked.split('+').map(part).collect()).unwrap(), LoraPrecision::Exact)
+    }
+
+    /// A golden DoRA, over the weights of the model.
+    pub(crate) fn golden_dora(&self, model: &str, name: &str) -> Arc<PreparedAdapter> {
+        let path = golden("adapters/dora").join(model).join(name);
+        let config = self.model.config();
+        let AnyAdapter::Decomposed(dora) = AnyAdapter::read(&path, config).unwrap() else {
+            panic!("{name} is a DoRA")
+        };
+        let source = open(&golden("models").join(model)).unwrap();
+        let base = LoadedWeights::open(&*source, None, 1, &|_| {}).unwrap().shared();
+        let (adapter, scales) = dora.over(config, |layer, target| base.linear_layer(layer, target)).unwrap();
+        let encoded = EncodedAdapter::new(&adapter, config, LoraPrecision::Exact).with_scales(scales);
+        publish(encoded, config, &self.library).unwrap()
     }
 
     /// A thread that does as `behaviour` says until the staff goes home.

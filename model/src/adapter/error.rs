@@ -92,6 +92,14 @@ pub enum AdapterError {
         /// The tensor.
         tensor: String,
     },
+    /// Low-rank factors of the token embedding.
+    #[error("{}: tensor `{tensor}` adapts the token embedding, which is not supported; train the adapter without it among `target_modules`", path.display())]
+    Embedding {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+    },
     /// A tensor that another one already stood for.
     #[error("{}: tensor `{tensor}` is there twice under different prefixes; save the adapter again", path.display())]
     Duplicate {

@@ -142,6 +142,8 @@ impl<'a> WeightFile<'a> {
             let (path, tensor) = (self.path.clone(), name.escape_debug().to_string());
             if name.ends_with(".base_layer.weight") {
                 AdapterError::BaseCopy { path, tensor }
+            } else if name.contains(".lora_embedding_") {
+                AdapterError::Embedding { path, tensor }
             } else {
                 AdapterError::UnknownTensor { path, tensor }
             }

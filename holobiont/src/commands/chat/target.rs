@@ -1,4 +1,4 @@
-//! Which served model `[base][:adapter]` means.
+//! Which served model `[base][:adapter]` means; instead of one adapter several, each with a weight: `a:0.7+b:0.3`.
 
 use crate::{
     client::ServedModel,
@@ -40,6 +40,11 @@ pub(crate) fn choose(target: &str, served: &[ServedModel]) -> Result<String, Tar
     if served.iter().any(|model| model.id == target) {
         return Ok(target.to_owned());
     }
+    let bases = served.iter().filter(|model| !model.is_adapter()).map(|model| model.id.as_str());
+    let behind = bases.chain([""]).find_map(|base| target.strip_prefix(base)?.strip_prefix(':'));
+    if let Some(sum) = [behind, Some(target)].into_iter().flatten().find(|text| is_sum(text, served)) {
+        return Ok(sum.to_owned());
+    }
     let (base, adapter) = target.split_once(':').unwrap_or((target, ""));
     let is_base = |model: &&ServedModel| !model.is_adapter() && (base.is_empty() || model.id == base);
     let found = match adapter {
@@ -52,6 +57,17 @@ pub(crate) fn choose(target: &str, served: &[ServedModel]) -> Result<String, Tar
         }),
     };
     found.map(|model| model.id.clone()).ok_or_else(unknown)
+}
+
+/// Whether `text` names adapters that are served, of which the gateway makes a sum.
+fn is_sum(text: &str, served: &[ServedModel]) -> bool {
+    let name = |part: &'_ str| match part.rsplit_once(':') {
+        Some((name, weight)) if weight.parse::<f32>().is_ok() => name.to_owned(),
+        _ => part.to_owned(),
+    };
+    let names: Vec<String> = text.split('+').map(name).collect();
+    let is_served = |name: &String| served.iter().any(|model| model.is_adapter() && model.id == *name);
+    (names.len() > 1 || names[0] != text) && names.iter().all(is_served)
 }
 
 #[cfg(test)]
@@ -73,6 +89,10 @@ mod tests {
             (":pirate", "pirate"),
             ("smol:haiku", "haiku"),
             ("haiku", "haiku"),
+            ("pirate:0.7+haiku", "pirate:0.7+haiku"),
+            (":pirate:0.7+haiku:-1", "pirate:0.7+haiku:-1"),
+            ("smol:pirate+haiku", "pirate+haiku"),
+            (":pirate:0.5", "pirate:0.5"),
         ];
         for (target, model) in cases {
             assert_eq!(choose(target, &served()).as_deref(), Ok(model), "{target:?}");
@@ -81,7 +101,9 @@ mod tests {
 
     #[test]
     fn an_unknown_adapter_never_becomes_the_base() {
-        for target in [":nobody", "smol:nobody", "other:pirate", "nobody", ":smol"] {
+        for target in
+            [":nobody", "smol:nobody", "other:pirate", "nobody", ":smol", "pirate+nobody", ":pirate:x+haiku"]
+        {
             let error = choose(target, &served()).unwrap_err();
             assert_eq!(error.exit(), Exit::NotFound, "{target:?}");
             assert!(error.to_string().contains("pirate"), "{error}");

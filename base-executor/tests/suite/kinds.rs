@@ -1,0 +1,80 @@
+//! The program with adapters that are more than one LoRA in one directory: several at once, and DoRAs, as PEFT computes them.
+
+use serde_json::Value;
+use shmproto::message::{AdapterPart, ErrorCode, Generate, LoadAdapter, ToExecutor, ToGateway};
+
+use crate::{
+    common::request,
+    gateway::{EVERYBODY, Gateway},
+    process::{Place, Process},
+    worker::golden,
+};
+
+fn start(place: &Place, model: &str, arguments: &[&str]) -> Process {
+    let model = golden("models").join(model);
+    let mut process = Process(place.command_for(&model, "", arguments).spawn().unwrap());
+    process.ready();
+    process
+}
+
+fn part(path: &str, weight: f32) -> AdapterPart {
+    AdapterPart { path: golden("adapters").join(path).display().to_string(), weight }
+}
+
+async fn load(gateway: &mut Gateway, parts: Vec<AdapterPart>) -> ToGateway {
+    gateway.send(ToExecutor::LoadAdapter(LoadAdapter { request: 900, parts, owner: EVERYBODY })).await;
+    gateway.answer().await
+}
+
+/// Prompts of a golden file, each with the tokens that follow.
+fn cases(file: &str) -> Vec<(Vec<u32>, Vec<u32>)> {
+    let text = std::fs::read(golden("expected").join(file)).unwrap();
+    let golden: Value = serde_json::from_slice(&text).unwrap();
+    let tokens = |value: &Value| serde_json::from_value(value.clone()).unwrap();
+    let cases = golden["cases"].as_array().unwrap().iter();
+    cases.map(|case| (tokens(&case["prompt"]), tokens(&case["greedy"]))).collect()
+}
+
+#[tokio::test]
+async fn sums_and_doras_give_the_tokens_of_peft() {
+    for (model, parts, file) in [
+        (
+            "llama-tied",
+            vec![part("llama-tied/rank4-attention", 0.7), part("llama-tied/rank16-rslora", 0.5)],
+            "llama-tied/sum/0.json",
+        ),
+        ("llama-tied", vec![part("dora/llama-tied/everything", 1.0)], "llama-tied/dora/everything.json"),
+        ("llama-rope3", vec![part("dora/llama-rope3/head", 1.0)], "llama-rope3/dora/head.json"),
+        ("qwen2-bias", vec![part("dora/qwen2-bias/biased", 1.0)], "qwen2-bias/dora/biased.json"),
+    ] {
+        let place = Place::new();
+        let _process = start(&place, model, &[]);
+        let mut gateway = Gateway::greet(&place.socket(), 1).await;
+        let loaded = load(&mut gateway, parts).await;
+        let ToGateway::AdapterLoaded(loaded) = loaded else { panic!("{file}: {loaded:?}") };
+        for (id, (prompt, greedy)) in (1..).zip(cases(file)) {
+            let asked = request(id, prompt, u32::try_from(greedy.len()).unwrap());
+            let (adapter, namespace) = (Some(loaded.adapter), loaded.generation);
+            gateway.send(ToExecutor::Generate(Generate { adapter, namespace, ..asked })).await;
+            assert_eq!(gateway.tokens(id).await, greedy, "{file}, request {id}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_dora_over_weights_that_come_from_a_disk_is_refused_by_name() {
+    let place = Place::new();
+    let model = golden("models/llama-tied");
+    let told = Process(place.command_for(&model, "", &["--weight-bytes", "1"]).spawn().unwrap()).fails(1);
+    let least = told.split("take ").nth(1).and_then(|rest| rest.split(';').next()).unwrap();
+    let _process = start(&place, "llama-tied", &["--weight-bytes", least]);
+    let mut gateway = Gateway::greet(&place.socket(), 1).await;
+    let answer = load(&mut gateway, vec![part("dora/llama-tied/everything", 1.0)]).await;
+    let ToGateway::Failed(failed) = answer else { panic!("it is refused: {answer:?}") };
+    assert_eq!(failed.error.code, ErrorCode::InvalidAdapter);
+    for said in ["use_dora", "self_attn.q_proj", "--weight-bytes"] {
+        assert!(failed.error.message.contains(said), "{}", failed.error.message);
+    }
+    let answer = load(&mut gateway, vec![part("llama-tied/rank4-attention", 1.0)]).await;
+    assert!(matches!(answer, ToGateway::AdapterLoaded(_)), "{answer:?}");
+}
