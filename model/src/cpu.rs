@@ -172,6 +172,11 @@ impl Device for Compute {
         Ok(())
     }
 
+    fn scale_update(&mut self, factor: f32, update: &mut Vec<f32>) -> Result<(), Infallible> {
+        update.iter_mut().for_each(|value| *value *= factor);
+        Ok(())
+    }
+
     fn norm_update(
         &mut self,
         model: &Frame,

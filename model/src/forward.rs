@@ -75,6 +75,23 @@ pub(crate) fn embed<D: Device, B: BaseLayers<D>>(
     Ok(())
 }
 
+/// Makes what attention or the feed-forward gave what is added to the residual stream: normed and scaled, in models that do so.
+pub(crate) fn finish_update<D: Device>(
+    model: &Frame,
+    device: &mut D,
+    site: NormSite,
+    update: &mut D::Outputs,
+) -> Result<(), D::Error> {
+    let traits = &model.config.traits;
+    if traits.update_norms {
+        device.norm_update(model, site, update)?;
+    }
+    match traits.update_scale {
+        Some(factor) => device.scale_update(factor, update),
+        None => Ok(()),
+    }
+}
+
 /// Makes room for the rows of `batch`, and takes in where they stand.
 pub(crate) fn lay_out<A, D: Device>(
     model: &Frame,
@@ -135,7 +152,7 @@ impl<D: Device, B: BaseLayers<D>, T: Deltas<D>, K: KvStore<D>> Pass<'_, D, B, T,
         self.kv.append(device, layer, &s.qkv, layout, &s.batch)?;
         self.kv.attend(device, layer, &s.qkv, layout, &s.batch, &mut s.attended)?;
         self.linear(layer, LinearGroup::O)?;
-        self.norm_update(NormSite::AttentionUpdate(layer))
+        Ok(finish_update(self.model, self.device, NormSite::AttentionUpdate(layer), &mut self.s.update)?)
     }
 
     fn gate_up(&mut self, layer: usize) -> Result<(), B::Error> {
@@ -147,7 +164,7 @@ impl<D: Device, B: BaseLayers<D>, T: Deltas<D>, K: KvStore<D>> Pass<'_, D, B, T,
         self.gate_up(layer)?;
         self.device.gate(self.model, &self.s.gate_up, &mut self.s.gated)?;
         self.linear(layer, LinearGroup::Down)?;
-        self.norm_update(NormSite::FeedForwardUpdate(layer))
+        Ok(finish_update(self.model, self.device, NormSite::FeedForwardUpdate(layer), &mut self.s.update)?)
     }
 
     /// A group's base outputs, then its deltas; whoever helps with these computes at the same time.
@@ -185,14 +202,6 @@ impl<D: Device, B: BaseLayers<D>, T: Deltas<D>, K> Pass<'_, D, B, T, K> {
         let s = &mut *self.s;
         let update = (site != NormSite::Attention(0)).then_some(&s.update);
         self.device.add_norm(self.model, site, &mut s.residual, update, &mut s.normed)
-    }
-
-    /// `update = norm(update)`, in models that do so.
-    fn norm_update(&mut self, site: NormSite) -> Result<(), B::Error> {
-        if self.model.config.traits.update_norms {
-            self.device.norm_update(self.model, site, &mut self.s.update)?;
-        }
-        Ok(())
     }
 
     /// Logits of all `rows` rows that there are.

@@ -3,15 +3,18 @@
 //! # Layout
 //!
 //! - [`open`]: whatever the files are; [`identity`]: which base they are. [`gguf`]; [`safetensors`], with `config.json` ([`hf_config`]) and names ([`hf_names`]).
-//! - `gemma`: what all files of that family leave unsaid.
+//! - `family`: the families that are read; `gemma`, `granite`: what all files of these leave unsaid. `norms`: weights that are not stored as they are used.
 //! - [`random`]: weights that nobody trained. [`dequantized`]: those of another source, exact.
 
 pub mod dequantized;
+mod family;
 mod gemma;
 pub mod gguf;
+mod granite;
 pub mod hf_config;
 pub mod hf_names;
 pub mod identity;
+mod norms;
 pub mod open;
 pub mod random;
 pub mod safetensors;

@@ -20,7 +20,7 @@ use crate::{
         layout::{self, BLOCK_TARGETS},
         source::Target,
     },
-    sources::gguf::{half_rotation_rows, linear_name},
+    sources::gguf::{half_rotation_rows, is_interleaved, linear_name},
 };
 
 /// Reads the adapter in the file at `path`.
@@ -109,8 +109,8 @@ impl<'a> Reader<'a> {
         let a = self.matrix(a_name, a, [rank, cols])?;
         let mut b = self.matrix(b_name, b, [rows, rank])?;
         // The rows of B are output features, in the order of the base model's rows.
-        if self.file.str("general.architecture")? == Some("llama") && matches!(target, Target::Q | Target::K)
-        {
+        let is_interleaved = self.file.str("general.architecture")?.is_some_and(is_interleaved);
+        if is_interleaved && matches!(target, Target::Q | Target::K) {
             b.bytes = half_rotation_rows(&b.bytes, b.bytes.len() / rows, self.model.head_dim).into();
         }
         Ok(Some(StoredModule { layer, target, rank, scale: self.scale(rank), a, b }))

@@ -80,18 +80,23 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
         Ok(goes_on)
     }
 
-    /// Makes the gradient at a block's output that at the residual stream it is added to, back through its norm if it has one.
+    /// Makes the gradient at a block's output of that at the residual stream it is added to, back through its scale and its norm if
+    /// it has them.
     fn outputs_of_residual(&mut self, site: NormSite, update: &[f32]) {
-        let hidden = self.model.config.hidden_size;
-        if !self.model.config.traits.update_norms {
-            return self.room.outputs_of_residual(hidden);
+        let (hidden, traits) = (self.model.config.hidden_size, &self.model.config.traits);
+        if traits.update_norms {
+            let norm = Norm { weight: self.model.norm(site), eps: self.model.config.norm_eps };
+            let (Compute { pool, isa }, g) = (&mut *self.device, &self.room.residual);
+            let outputs = &mut self.room.outputs;
+            outputs.reshape(g.len() / hidden, hidden);
+            outputs.values_mut().fill(0.0);
+            norm_gradient(pool, *isa, update, g, norm, outputs.values_mut());
+        } else {
+            self.room.outputs_of_residual(hidden);
         }
-        let norm = Norm { weight: self.model.norm(site), eps: self.model.config.norm_eps };
-        let (Compute { pool, isa }, g) = (&mut *self.device, &self.room.residual);
-        let outputs = &mut self.room.outputs;
-        outputs.reshape(g.len() / hidden, hidden);
-        outputs.values_mut().fill(0.0);
-        norm_gradient(pool, *isa, update, g, norm, outputs.values_mut());
+        if let Some(factor) = traits.update_scale {
+            self.room.outputs.values_mut().iter_mut().for_each(|g| *g *= factor);
+        }
     }
 
     /// Back through a group with all rows of the batch: those behind it have their turn at the group's sums then.

@@ -43,6 +43,8 @@ pub struct CudaDevice {
     frequencies: [DeviceVec<f32>; 2],
     /// What embeddings are multiplied with, for each feature.
     embedding_scale: Option<DeviceVec<f32>>,
+    /// The same of what attention and feed-forward give.
+    update_scale: Option<DeviceVec<f32>>,
     pub(super) tables: Tables,
     /// The batch's tokens.
     tokens: DeviceVec<u32>,
@@ -97,14 +99,19 @@ impl CudaDevice {
         let cuda = pool.cuda();
         let stream = Stream::new(cuda)?;
         let frequencies = |reach| DeviceVec::from_slice(&stream, model.rope.frequencies(reach));
-        let scales = model.config.traits.embedding_scale.map(|scale| vec![scale; model.config.hidden_size]);
+        let scales = |factor: Option<f32>| {
+            let factors = factor.map(|factor| vec![factor; model.config.hidden_size]);
+            factors.map(|factors| DeviceVec::from_slice(&stream, &factors)).transpose()
+        };
+        let traits = &model.config.traits;
         Ok(Self {
             kind,
             layout: model.qkv_layout(),
             pool: Arc::clone(pool),
             norms: DeviceNorms::upload(&stream, &model.norms)?,
             frequencies: [frequencies(Reach::Global)?, frequencies(Reach::Local)?],
-            embedding_scale: scales.map(|scales| DeviceVec::from_slice(&stream, &scales)).transpose()?,
+            embedding_scale: scales(traits.embedding_scale)?,
+            update_scale: scales(traits.update_scale)?,
             tables: Tables::Write,
             tokens: DeviceVec::new(cuda, 0)?,
             kept: DeviceVec::new(cuda, 0)?,
@@ -140,6 +147,17 @@ impl CudaDevice {
     fn new_matrix(&self, kind: NumberKind) -> Result<Matrix, CudaError> {
         Matrix::new(self.stream.cuda(), kind)
     }
+}
+
+/// Multiplies all rows with a model's factors.
+fn scale_rows(
+    stream: &Stream,
+    values: &mut Matrix,
+    factors: Option<&DeviceVec<f32>>,
+) -> Result<(), CudaError> {
+    let factors = factors.expect("a model with a factor has brought it here");
+    let rows = 0..values.rows();
+    scale_columns(stream, values, rows, 0, factors)
 }
 
 /// Writes `values` to the beginning of `table`, which grows if it must.
@@ -205,9 +223,11 @@ impl Device for CudaDevice {
     }
 
     fn scale_embeddings(&mut self, _factor: f32, residual: &mut Matrix) -> Result<(), CudaError> {
-        let factors = self.embedding_scale.as_ref().expect("a model with a factor has brought it here");
-        let rows = 0..residual.rows();
-        scale_columns(&self.stream, residual, rows, 0, factors)
+        scale_rows(&self.stream, residual, self.embedding_scale.as_ref())
+    }
+
+    fn scale_update(&mut self, _factor: f32, update: &mut Matrix) -> Result<(), CudaError> {
+        scale_rows(&self.stream, update, self.update_scale.as_ref())
     }
 
     fn norm_update(&mut self, model: &Frame, site: NormSite, update: &mut Matrix) -> Result<(), CudaError> {

@@ -66,6 +66,12 @@ pub trait Device {
     /// The device fails.
     fn scale_embeddings(&mut self, factor: f32, residual: &mut Self::Residual) -> Result<(), Self::Error>;
 
+    /// `update *= factor`, before it is added, where the model has such a factor.
+    ///
+    /// # Errors
+    /// The device fails.
+    fn scale_update(&mut self, factor: f32, update: &mut Self::Outputs) -> Result<(), Self::Error>;
+
     /// `update = norm(update)`, before it is added.
     ///
     /// # Errors

@@ -55,9 +55,11 @@ pub struct Traits {
     pub gate: Gate,
     /// What attention and feed-forward give is normed before it is added to the residual stream (Gemma).
     pub update_norms: bool,
-    /// Token embeddings are multiplied with this (Gemma).
+    /// What attention and feed-forward give is multiplied with this before it is added (Granite).
+    pub update_scale: Option<f32>,
+    /// Token embeddings are multiplied with this (Gemma, Granite).
     pub embedding_scale: Option<f32>,
-    /// Scores are multiplied with this, if not with `1 / sqrt(head_dim)` (Gemma).
+    /// Scores are multiplied with this, if not with `1 / sqrt(head_dim)` (Gemma, Granite).
     pub score_scale: Option<f32>,
     /// Layers that attend to everything, though others look back no farther than the window (Gemma); ascending.
     pub global_layers: Vec<usize>,
@@ -68,7 +70,7 @@ pub struct Traits {
 /// Shape and constants of a decoder-only transformer with RMS norms and a gated feed-forward.
 #[derive(Clone, PartialEq)]
 pub struct ModelConfig {
-    /// Name of the architecture as its files call it (`llama`, `mistral`, `qwen2`, `qwen3`, `gemma3`).
+    /// Name of the architecture as its files call it (`llama`, `mistral`, `granite`, `gemma3` and so on).
     pub architecture: String,
     /// Tokens of the vocabulary.
     pub vocab_size: usize,

@@ -95,8 +95,14 @@ fn check_numbers(config: &ModelConfig) -> Result<(), ConfigError> {
     let traits = &config.traits;
     positive("what embeddings are multiplied with", traits.embedding_scale.unwrap_or(1.0))?;
     positive("what scores are multiplied with", traits.score_scale.unwrap_or(1.0))?;
+    positive("what updates are multiplied with", traits.update_scale.unwrap_or(1.0))?;
     check_rope(&config.rope, config.head_dim)?;
     traits.local_rope.as_ref().map_or(Ok(()), |rope| check_rope(rope, config.head_dim))
+}
+
+/// Checks what logits are divided by, which is no part of a shape: the norm before the head is.
+pub(crate) fn check_logits_scaling(found: f32) -> Result<(), ConfigError> {
+    positive("what logits are divided by", found)
 }
 
 fn check_rope(rope: &Rope, head_dim: usize) -> Result<(), ConfigError> {

@@ -15,7 +15,7 @@ use std::{
 };
 
 use files::{model_files::CONFIG_FILE, whole_file};
-use kernels::{TensorType, quant::dequantize_row};
+use kernels::TensorType;
 
 use crate::{
     shape::{
@@ -24,8 +24,9 @@ use crate::{
         source::{Target, Tensor, TensorId, WeightSource},
     },
     sources::{
-        hf_config::{HfConfig, StoredNorms},
+        hf_config::{HfConfig, Stored},
         hf_names::tensor_name,
+        norms::{divided_norm, norm_and_one},
         safetensors::shards::{OtherTypes, Shards},
     },
 };
@@ -40,7 +41,7 @@ const MAX_CONFIG_BYTES: u64 = 1 << 20;
 pub struct SafetensorsSource {
     directory: PathBuf,
     config: ModelConfig,
-    norms: StoredNorms,
+    stored: Stored,
     shards: Shards,
 }
 
@@ -51,10 +52,10 @@ impl SafetensorsSource {
     /// If a file is missing or broken, the architecture is another one, or a tensor is missing or too many.
     pub fn open(directory: &Path) -> Result<Self, SafetensorsSourceError> {
         let (path, json) = read_config(directory)?;
-        let HfConfig { model: config, biased, norms } =
+        let HfConfig { model: config, biased, stored } =
             HfConfig::parse(&json).map_err(|source| SafetensorsSourceError::Config { path, source })?;
         let shards = Shards::open(directory, OtherTypes::Refused)?;
-        let source = Self { directory: directory.to_path_buf(), config, norms, shards };
+        let source = Self { directory: directory.to_path_buf(), config, stored, shards };
         source.check_tensors(&biased)?;
         Ok(source)
     }
@@ -98,15 +99,11 @@ impl WeightSource for SafetensorsSource {
         let stored = self.shards.tensor(&name)?;
         let [rows, cols] = stored.matrix_shape()?;
         let data = self.shards.bytes(&name)?;
-        if self.norms == StoredNorms::LessOne && id.is_norm() {
-            return Some(Tensor {
-                kind: TensorType::F32,
-                rows,
-                cols,
-                data: one_more(stored.kind, data, cols).into(),
-            });
-        }
-        Some(Tensor { kind: stored.kind, rows, cols, data: data.into() })
+        Some(match (id, self.stored.logits_scaling) {
+            (TensorId::OutputNorm, Some(divisor)) => divided_norm(stored.kind, data, cols, divisor),
+            _ if self.stored.norms_less_one && id.is_norm() => norm_and_one(stored.kind, data, cols),
+            _ => Tensor { kind: stored.kind, rows, cols, data: data.into() },
+        })
     }
 
     fn kind(&self, id: TensorId) -> Option<TensorType> {
@@ -120,13 +117,6 @@ impl WeightSource for SafetensorsSource {
     fn unchanged(&self) -> bool {
         self.shards.unchanged()
     }
-}
-
-/// The weights of a norm that are stored less 1, as floats of 32 bits: transformers adds it in these, too.
-fn one_more(kind: TensorType, stored: &[u8], count: usize) -> Vec<u8> {
-    let mut weights = vec![0.0; count];
-    dequantize_row(kind, stored, &mut weights);
-    weights.iter().flat_map(|weight| (1.0 + weight).to_le_bytes()).collect()
 }
 
 /// `config.json` of a directory, not parsed yet, and where it is.
