@@ -82,11 +82,10 @@ pub(crate) fn finish_update<D: Device>(
     site: NormSite,
     update: &mut D::Outputs,
 ) -> Result<(), D::Error> {
-    let traits = &model.config.traits;
-    if traits.update_norms {
+    if model.config.norms_updates() {
         device.norm_update(model, site, update)?;
     }
-    match traits.update_scale {
+    match model.config.traits.update_scale {
         Some(factor) => device.scale_update(factor, update),
         None => Ok(()),
     }
@@ -116,7 +115,7 @@ pub(crate) fn run_block<D: Device, B: BaseLayers<D>>(
     let (base, deltas, kv) = parts;
     let mut pass = Pass { model, base, deltas, kv, device, s: scratch };
     pass.attention(layer)?;
-    if model.config.traits.update_norms { pass.feed_forward(layer) } else { pass.gate_up(layer) }
+    if model.config.norms_updates() { pass.feed_forward(layer) } else { pass.gate_up(layer) }
 }
 
 /// Logits of `rows` rows, from the residual stream and the update of `scratch`.
@@ -197,7 +196,7 @@ impl<D: Device, B: BaseLayers<D>, T: Deltas<D>, K: KvStore<D>> Pass<'_, D, B, T,
 }
 
 impl<D: Device, B: BaseLayers<D>, T: Deltas<D>, K> Pass<'_, D, B, T, K> {
-    /// `normed = norm(residual += update)`; before the first layer there is no update yet.
+    /// `normed = norm(residual += update)`, or the same where nothing is normed; before the first layer there is no update yet.
     fn norm(&mut self, site: NormSite) -> Result<(), D::Error> {
         let s = &mut *self.s;
         let update = (site != NormSite::Attention(0)).then_some(&s.update);

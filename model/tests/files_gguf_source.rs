@@ -136,7 +136,7 @@ fn gemma3_has_norms_of_heads_and_of_updates_and_one_layer_of_six_without_a_windo
     }
     let source = open(&writer).unwrap();
     let config = source.config();
-    assert!(config.qk_norm && config.traits.update_norms && config.traits.gate == Gate::GeluTanh);
+    assert!(config.qk_norm && config.norms_updates() && config.traits.gate == Gate::GeluTanh);
     assert_eq!(config.traits.embedding_scale, Some(32f32.sqrt()));
     assert_eq!(config.traits.score_scale, Some(1.0 / 8f32.sqrt()));
     assert_eq!(config.windows(), [Some(64), Some(64)]);

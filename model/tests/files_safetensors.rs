@@ -252,7 +252,7 @@ fn gemma3_is_read_as_its_files_before_and_since_transformers_5_have_it_or_refuse
     let of_old =
         config(json!({"rope_local_base_freq": 5000.0, "sliding_window": 16, "query_pre_attn_scalar": 4,
         "layer_types": ["full_attention", "sliding_attention"]}));
-    assert!(of_old.tied_head && of_old.qk_norm && of_old.traits.update_norms);
+    assert!(of_old.tied_head && of_old.qk_norm && of_old.norms_updates());
     assert_eq!(of_old.windows(), [None, Some(16)]);
     assert_eq!(of_old.traits.score_scale, Some(0.5));
     let theta = |config: &ModelConfig| (config.rope.theta, config.traits.local_rope.as_ref().unwrap().theta);

@@ -95,7 +95,7 @@ impl Notes {
         let mut finished = update.to_vec();
         finish_update(model, device, site, &mut finished).unwrap_or_else(|never| match never {});
         self.residual.iter_mut().zip(&finished).for_each(add);
-        if self.is_whole && model.config.traits.update_norms {
+        if self.is_whole && model.config.norms_updates() {
             notes.updates[number] = update.to_vec();
         }
         if group == LinearGroup::O && self.is_whole {

@@ -8,8 +8,8 @@ use kernels::{
         BlockMemory, CudaError, DeviceVec, Matrix, Stream,
         attention::RowTable,
         gate::gate_mul,
-        norm::{Norm, add_norm, norm_in_place},
-        rope::rotate,
+        norm::{Norm, add_copy, add_norm, norm_in_place},
+        rope::{Rotation, rotate},
         rows::{gather, scale_columns},
     },
     lora::NumberKind,
@@ -82,13 +82,13 @@ impl DeviceNorms {
         })
     }
 
-    fn get(&self, site: NormSite) -> &DeviceVec<f32> {
+    fn get(&self, site: NormSite) -> Option<&DeviceVec<f32>> {
         match site {
-            NormSite::Attention(layer) => &self.attention[layer],
-            NormSite::FeedForward(layer) => &self.feed_forward[layer],
-            NormSite::AttentionUpdate(layer) => &self.attention_update[layer],
-            NormSite::FeedForwardUpdate(layer) => &self.feed_forward_update[layer],
-            NormSite::Output => &self.output,
+            NormSite::Attention(layer) => self.attention.get(layer),
+            NormSite::FeedForward(layer) => self.feed_forward.get(layer),
+            NormSite::AttentionUpdate(layer) => self.attention_update.get(layer),
+            NormSite::FeedForwardUpdate(layer) => self.feed_forward_update.get(layer),
+            NormSite::Output => Some(&self.output),
         }
     }
 }
@@ -218,8 +218,13 @@ impl Device for CudaDevice {
         update: Option<&Matrix>,
         out: &mut Matrix,
     ) -> Result<(), CudaError> {
-        let norm = Norm { weight: self.norms.get(site), eps: model.config.norm_eps };
-        add_norm(&self.stream, residual, update, norm, out)
+        match self.norms.get(site) {
+            Some(weight) => {
+                let norm = Norm { weight, eps: model.config.norm_eps };
+                add_norm(&self.stream, residual, update, norm, out)
+            }
+            None => add_copy(&self.stream, residual, update, out),
+        }
     }
 
     fn scale_embeddings(&mut self, _factor: f32, residual: &mut Matrix) -> Result<(), CudaError> {
@@ -231,8 +236,10 @@ impl Device for CudaDevice {
     }
 
     fn norm_update(&mut self, model: &Frame, site: NormSite, update: &mut Matrix) -> Result<(), CudaError> {
-        let norm = Norm { weight: self.norms.get(site), eps: model.config.norm_eps };
-        norm_in_place(&self.stream, update, norm)
+        match self.norms.get(site) {
+            Some(weight) => norm_in_place(&self.stream, update, 0, Norm { weight, eps: model.config.norm_eps }),
+            None => Ok(()),
+        }
     }
 
     fn rotate(
@@ -243,11 +250,19 @@ impl Device for CudaDevice {
         batch: &RowTable,
     ) -> Result<(), CudaError> {
         let norm = |weight| Norm { weight, eps: model.config.norm_eps };
-        let (query, key) = (self.norms.query.get(layer).map(norm), self.norms.key.get(layer).map(norm));
+        let (mut query, mut key) =
+            (self.norms.query.get(layer).map(norm), self.norms.key.get(layer).map(norm));
+        let (layout, scale) = (model.qkv_layout(), model.score_scale());
+        if model.config.traits.wide_query_norms {
+            // The kernel that rotates has one head at a time.
+            for (norm, column) in [(query.take(), 0), (key.take(), layout.heads * layout.head_dim)] {
+                norm.map_or(Ok(()), |norm| norm_in_place(&self.stream, qkv, column, norm))?;
+            }
+        }
         let [global, local] = &self.frequencies;
         let frequencies = if model.config.reach(layer) == Reach::Global { global } else { local };
-        let (layout, scale) = (model.qkv_layout(), model.score_scale());
-        rotate(&self.stream, qkv, layout, batch.positions(), frequencies, query, key, scale)
+        let by = Rotation { positions: batch.positions(), frequencies, magnitude: model.rope.magnitude() };
+        rotate(&self.stream, qkv, layout, by, query, key, scale)
     }
 
     fn gate(&mut self, model: &Frame, gate_up: &Matrix, out: &mut Matrix) -> Result<(), CudaError> {

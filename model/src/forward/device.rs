@@ -47,7 +47,7 @@ pub trait Device {
     /// There is no memory.
     fn reshape(&mut self, room: Room<'_, Self>, rows: usize, width: usize) -> Result<(), Self::Error>;
 
-    /// `out = norm(residual += update)`.
+    /// `out = norm(residual += update)`, or the residual stream as it is, if the model has no norm there.
     ///
     /// # Errors
     /// The device fails.
@@ -72,7 +72,7 @@ pub trait Device {
     /// The device fails.
     fn scale_update(&mut self, factor: f32, update: &mut Self::Outputs) -> Result<(), Self::Error>;
 
-    /// `update = norm(update)`, before it is added.
+    /// `update = norm(update)`, before it is added, where the model has a norm there.
     ///
     /// # Errors
     /// The device fails.
@@ -83,7 +83,7 @@ pub trait Device {
         update: &mut Self::Outputs,
     ) -> Result<(), Self::Error>;
 
-    /// Norms query and key heads if the model does, and rotates them to their positions; queries take on the scale of
+    /// Norms queries and keys if the model does, and rotates them to their positions; queries take on the scale of
     /// the scores.
     ///
     /// # Errors

@@ -48,13 +48,27 @@ pub enum Reach {
     Local,
 }
 
+/// Where a block norms.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum BlockNorms {
+    /// What attention and feed-forward are given.
+    #[default]
+    Before,
+    /// That, and what they give, before it is added to the residual stream (Gemma).
+    Around,
+    /// What they give alone (OLMo 2).
+    Behind,
+}
+
 /// What a family does that Llama does not: the default is Llama.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Traits {
     /// What gates the feed-forward.
     pub gate: Gate,
-    /// What attention and feed-forward give is normed before it is added to the residual stream (Gemma).
-    pub update_norms: bool,
+    /// Where a block norms.
+    pub norms: BlockNorms,
+    /// Queries and keys are normed over all of their heads at once, if they are normed (OLMo 2).
+    pub wide_query_norms: bool,
     /// What attention and feed-forward give is multiplied with this before it is added (Granite).
     pub update_scale: Option<f32>,
     /// Token embeddings are multiplied with this (Gemma, Granite).
@@ -65,6 +79,10 @@ pub struct Traits {
     pub global_layers: Vec<usize>,
     /// The rotary embedding of the other layers, if they have one of their own (Gemma 3).
     pub local_rope: Option<Rope>,
+    /// The first so many features of a head are rotated, if not all (Phi).
+    pub rotary_dim: Option<usize>,
+    /// What is rotated is multiplied with this (Phi's longrope).
+    pub rotary_magnitude: Option<f32>,
 }
 
 /// Shape and constants of a decoder-only transformer with RMS norms and a gated feed-forward.
@@ -90,7 +108,7 @@ pub struct ModelConfig {
     pub norm_eps: f32,
     /// The rotary embedding.
     pub rope: Rope,
-    /// q and k are normed per head before the rotary embedding (Qwen3, Gemma 3).
+    /// q and k are normed before the rotary embedding, each head for itself but for [`Traits::wide_query_norms`] (Qwen3, Gemma 3).
     pub qk_norm: bool,
     /// The head's weights are the token embedding's.
     pub tied_head: bool,
@@ -107,6 +125,24 @@ impl ModelConfig {
     #[must_use]
     pub fn reach(&self, layer: usize) -> Reach {
         if self.traits.global_layers.binary_search(&layer).is_ok() { Reach::Global } else { Reach::Local }
+    }
+
+    /// How many features of a head are rotated, the first ones.
+    #[must_use]
+    pub fn rotary_dim(&self) -> usize {
+        self.traits.rotary_dim.unwrap_or(self.head_dim)
+    }
+
+    /// Whether what attention and feed-forward are given is normed.
+    #[must_use]
+    pub fn norms_inputs(&self) -> bool {
+        self.traits.norms != BlockNorms::Behind
+    }
+
+    /// Whether what they give is normed, before it is added.
+    #[must_use]
+    pub fn norms_updates(&self) -> bool {
+        self.traits.norms != BlockNorms::Before
     }
 
     /// How many tokens the attention of each layer looks back at most.

@@ -2,7 +2,7 @@
 
 use kernels::elementwise::Gate;
 
-use crate::shape::config::{Rope, Traits};
+use crate::shape::config::{BlockNorms, Rope, Traits};
 
 /// Base of the rotary frequencies of layers with a window, where the files do not say.
 pub(super) const LOCAL_THETA: f32 = 10_000.0;
@@ -21,7 +21,7 @@ pub(super) fn gemma3(
 ) -> Traits {
     Traits {
         gate: Gate::GeluTanh,
-        update_norms: true,
+        norms: BlockNorms::Around,
         // In 32 bits whatever the weights are stored in: llama.cpp does so, and transformers where it computes in 32 bits.
         embedding_scale: Some((hidden_size as f32).sqrt()),
         score_scale: Some(1.0 / query_scalar.sqrt()),

@@ -12,7 +12,7 @@ pub(crate) fn tensor_name(config: &ModelConfig, id: TensorId) -> String {
         TensorId::OutputNorm => "model.norm.weight".to_owned(),
         TensorId::AttentionNorm(layer) => format!("model.layers.{layer}.input_layernorm.weight"),
         // Behind attention and before the feed-forward: one place, unless something is normed at both.
-        TensorId::FeedForwardNorm(layer) if config.traits.update_norms => {
+        TensorId::FeedForwardNorm(layer) if config.norms_updates() => {
             format!("model.layers.{layer}.pre_feedforward_layernorm.weight")
         }
         TensorId::FeedForwardNorm(layer) | TensorId::AttentionUpdateNorm(layer) => {
