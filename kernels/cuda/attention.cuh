@@ -109,6 +109,11 @@ __device__ __forceinline__ float exp2_fast(float x) {
 // What scores are set against: the largest so far, or anything finite where nothing was seen yet.
 __device__ __forceinline__ float base_of(float largest) { return largest == -INFINITY ? 0.0f : largest; }
 
+// A score within plus and minus `cap`, smoothly: cap * tanh(score / cap). 0 stands for no cap.
+__device__ __forceinline__ float capped(float score, float cap) {
+    return cap > 0.0f ? cap * tanhf(score / cap) : score;
+}
+
 // The first position that a query at `position` sees, if it reaches back `window` positions, its own among
 // them.
 __device__ __forceinline__ unsigned first_seen(unsigned position, unsigned window) {

@@ -7,7 +7,7 @@ use std::convert::Infallible;
 use kernels::{
     Activations, Isa, Pool,
     attention::KvRows,
-    elementwise::{Heads, Norm, Rotation, add_norm, gate_mul, norm_in_place, rotate},
+    elementwise::{Heads, Norm, Rotation, add_norm, cap_in_place, gate_mul, norm_in_place, rotate},
 };
 
 use crate::{
@@ -211,6 +211,11 @@ impl Device for Compute {
     fn gate(&mut self, model: &Frame, gate_up: &Vec<f32>, out: &mut Activations) -> Result<(), Infallible> {
         let (gate, width) = (model.config.traits.gate, model.config.intermediate_size);
         gate_mul(&mut self.pool, self.isa, gate, gate_up, width, out.values_mut());
+        Ok(())
+    }
+
+    fn cap_logits(&mut self, cap: f32, logits: &mut Vec<f32>) -> Result<(), Infallible> {
+        cap_in_place(&mut self.pool, self.isa, logits, cap);
         Ok(())
     }
 

@@ -212,6 +212,10 @@ impl<D: Device, B: BaseLayers<D>, T: Deltas<D>, K> Pass<'_, D, B, T, K> {
         self.deltas.scale_inputs(device, 0, LinearGroup::Head, x)?;
         self.deltas.begin(device, 0, LinearGroup::Head, x)?;
         self.base.linear(device, 0, LinearGroup::Head, x, logits)?;
-        Ok(self.deltas.add(device, 0, LinearGroup::Head, x, logits)?)
+        self.deltas.add(device, 0, LinearGroup::Head, x, logits)?;
+        match self.model.config.traits.logit_cap {
+            Some(cap) => Ok(device.cap_logits(cap, logits)?),
+            None => Ok(()),
+        }
     }
 }

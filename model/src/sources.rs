@@ -3,18 +3,19 @@
 //! # Layout
 //!
 //! - [`open`]: whatever the files are; [`identity`]: which base they are. [`gguf`]; [`safetensors`], with `config.json` ([`hf_config`]) and names ([`hf_names`]).
-//! - `family`: the families that are read; `gemma`, `granite`: what all files of these leave unsaid. `norms`: weights that are not stored as they are used.
+//! - `family`: the families that are read; `fused`: those whose linear layers share tensors; `gemma`, `others`: what all files of these leave unsaid. `norms`: weights that are not stored as they are used.
 //! - [`random`]: weights that nobody trained. [`dequantized`]: those of another source, exact.
 
 pub mod dequantized;
 mod family;
+pub(crate) mod fused;
 mod gemma;
 pub mod gguf;
-mod granite;
 pub mod hf_config;
 pub mod hf_names;
 pub mod identity;
 mod norms;
 pub mod open;
+mod others;
 pub mod random;
 pub mod safetensors;

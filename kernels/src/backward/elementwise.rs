@@ -1,7 +1,7 @@
 //! Gradients of norms, rotary embedding and gating.
 
 use crate::{
-    elementwise::{Gate, Heads, Norm, Rotation, for_row_ranges, scale_rest},
+    elementwise::{Gate, Heads, Norm, Rotation, cap_slope, for_ranges, for_row_ranges, scale_rest},
     isa::Isa,
     pool::Pool,
     simd::{Kernel, LANES, Simd},
@@ -182,6 +182,51 @@ impl Kernel for GateMulGradient {
                     S::store_head(self.gradient.add(gate_at), S::mul(S::mul(g, up), slope), n);
                     S::store_head(self.gradient.add(up_at), S::mul(g, open), n);
                 }
+            }
+        }
+    }
+}
+
+/// Turns `g`, the gradient at what [`cap_in_place`](crate::elementwise::cap_in_place) gave, into that at what it was given, in
+/// place.
+///
+/// # Panics
+///
+/// If the shapes do not fit together.
+pub fn cap_gradient(pool: &mut Pool, isa: Isa, capped: &[f32], g: &mut [f32], cap: f32) {
+    assert_eq!(capped.len(), g.len(), "a gradient for each element");
+    let job = CapGradient { capped: capped.as_ptr(), g: g.as_mut_ptr(), cap, elements: (0, 0) };
+    for_ranges(pool, g.len(), |from, to| isa.dispatch(job.over(from, to)));
+}
+
+#[derive(Clone, Copy)]
+struct CapGradient {
+    capped: *const f32,
+    g: *mut f32,
+    cap: f32,
+    elements: (usize, usize),
+}
+// SAFETY: threads are given disjoint ranges of elements of buffers that outlive the parallel region.
+unsafe impl Sync for CapGradient {}
+
+impl CapGradient {
+    fn over(&self, from: usize, to: usize) -> Self {
+        Self { elements: (from, to), ..*self }
+    }
+}
+
+impl Kernel for CapGradient {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        let (from, to) = self.elements;
+        for at in (from..to).step_by(LANES) {
+            let n = LANES.min(to - at);
+            // SAFETY: `cap_gradient` has checked the sizes; the elements are this thread's alone.
+            unsafe {
+                let (slope, g) = (cap_slope::<S>(S::load_head(self.capped.add(at), n), self.cap), self.g.add(at));
+                S::store_head(g, S::mul(S::load_head(g, n), slope), n);
             }
         }
     }

@@ -155,7 +155,7 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
             qkv: &notes.qkv,
             layout,
             precision: self.precision,
-            window: self.model.config.window(layer),
+            limits: self.model.config.limits_of(layer),
             out: &notes.attended,
         };
         let Compute { pool, isa } = &mut *self.device;

@@ -10,7 +10,7 @@ use kernels::{
         gate::gate_mul,
         norm::{Norm, add_copy, add_norm, norm_in_place},
         rope::{Rotation, rotate},
-        rows::{gather, scale_columns},
+        rows::{cap, gather, scale_columns},
     },
     lora::NumberKind,
 };
@@ -267,6 +267,10 @@ impl Device for CudaDevice {
 
     fn gate(&mut self, model: &Frame, gate_up: &Matrix, out: &mut Matrix) -> Result<(), CudaError> {
         gate_mul(&self.stream, model.config.traits.gate, gate_up, out)
+    }
+
+    fn cap_logits(&mut self, limit: f32, logits: &mut Matrix) -> Result<(), CudaError> {
+        cap(&self.stream, logits, limit)
     }
 
     fn keep(

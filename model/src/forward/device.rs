@@ -107,6 +107,12 @@ pub trait Device {
         out: &mut Self::Inputs,
     ) -> Result<(), Self::Error>;
 
+    /// `logits = cap * tanh(logits / cap)`, where the model has such a cap.
+    ///
+    /// # Errors
+    /// The device fails.
+    fn cap_logits(&mut self, cap: f32, logits: &mut Self::Outputs) -> Result<(), Self::Error>;
+
     /// Keeps the rows that `kept` names in ascending order, `width` wide, and drops the others.
     ///
     /// # Errors

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use kernels::elementwise::Gate;
+use kernels::{attention::Limits, elementwise::Gate};
 
 /// The rotary embedding. Every model is held in the "half-rotation" (NeoX, Hugging Face) layout:
 /// loaders of files with interleaved pairs permute the rows of q and k once.
@@ -75,6 +75,10 @@ pub struct Traits {
     pub embedding_scale: Option<f32>,
     /// Scores are multiplied with this, if not with `1 / sqrt(head_dim)` (Gemma, Granite).
     pub score_scale: Option<f32>,
+    /// Scores are kept within plus and minus this, smoothly (Gemma 2).
+    pub score_cap: Option<f32>,
+    /// Logits are kept within plus and minus this, smoothly (Gemma 2).
+    pub logit_cap: Option<f32>,
     /// Layers that attend to everything, though others look back no farther than the window (Gemma); ascending.
     pub global_layers: Vec<usize>,
     /// The rotary embedding of the other layers, if they have one of their own (Gemma 3).
@@ -145,16 +149,17 @@ impl ModelConfig {
         self.traits.norms != BlockNorms::Before
     }
 
-    /// How many tokens the attention of each layer looks back at most.
+    /// How far the attention of each layer looks back, and how large its scores get.
     #[must_use]
-    pub fn windows(&self) -> Vec<Option<usize>> {
-        (0..self.layers).map(|layer| self.window(layer)).collect()
+    pub fn limits(&self) -> Vec<Limits> {
+        (0..self.layers).map(|layer| self.limits_of(layer)).collect()
     }
 
     /// The same of one layer.
     #[must_use]
-    pub fn window(&self, layer: usize) -> Option<usize> {
-        self.sliding_window.filter(|_| self.reach(layer) == Reach::Local)
+    pub fn limits_of(&self, layer: usize) -> Limits {
+        let window = self.sliding_window.filter(|_| self.reach(layer) == Reach::Local);
+        Limits { window, cap: self.traits.score_cap }
     }
 }
 

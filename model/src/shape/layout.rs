@@ -101,6 +101,8 @@ fn check_numbers(config: &ModelConfig) -> Result<(), ConfigError> {
     let traits = &config.traits;
     positive("what embeddings are multiplied with", traits.embedding_scale.unwrap_or(1.0))?;
     positive("what scores are multiplied with", traits.score_scale.unwrap_or(1.0))?;
+    positive("the cap of scores", traits.score_cap.unwrap_or(1.0))?;
+    positive("the cap of logits", traits.logit_cap.unwrap_or(1.0))?;
     positive("what updates are multiplied with", traits.update_scale.unwrap_or(1.0))?;
     positive("what is rotated is multiplied with", traits.rotary_magnitude.unwrap_or(1.0))?;
     check_rope(&config.rope, config.rotary_dim())?;
@@ -205,19 +207,15 @@ fn block_tensors<'a>(
 
 /// Checks that every tensor of `required` is there with the right shape.
 ///
-/// `name` says what the file calls a tensor, `found` which `[rows, cols]` it has there.
+/// Tensors are named as the file does, with the `[rows, cols]` that the configuration calls for; `found` says which they have there.
 ///
 /// # Errors
 /// The first tensor that is missing or has another shape.
 pub fn check_tensors(
-    config: &ModelConfig,
-    required: impl Iterator<Item = TensorId>,
-    name: impl Fn(TensorId) -> String,
+    required: impl Iterator<Item = (String, [usize; 2])>,
     found: impl Fn(&str) -> Option<[usize; 2]>,
 ) -> Result<(), LayoutError> {
-    for id in required {
-        let tensor = name(id);
-        let expected = tensor_shape(config, id);
+    for (tensor, expected) in required {
         match found(&tensor) {
             Some(found) if found == expected => {}
             Some(found) => {

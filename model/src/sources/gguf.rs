@@ -16,9 +16,9 @@ use std::{
 use files::gguf::{GgufError, GgufFile, TensorView};
 use kernels::TensorType;
 
-pub(crate) use self::names::{linear_name, tensor_name};
+pub(crate) use self::names::{fused_name, linear_name, tensor_name};
 
-use self::metadata::Reader;
+use self::{metadata::Reader, names::place};
 use crate::{
     shape::{
         config::ModelConfig,
@@ -30,6 +30,9 @@ use crate::{
 
 /// One divisor for each rotary frequency, where a file has them.
 pub(crate) const ROPE_FACTORS: &str = "rope_freqs.weight";
+/// Those of sequences no longer than the model was first trained with (longrope), and those of longer ones, which are not used.
+pub(crate) const ROPE_SHORT_FACTORS: &str = "rope_factors_short.weight";
+const ROPE_LONG_FACTORS: &str = "rope_factors_long.weight";
 
 /// Why a GGUF file is no model that can be run.
 #[derive(Debug, thiserror::Error)]
@@ -121,10 +124,17 @@ impl GgufSource {
         let expected: Vec<TensorId> = layout::required_tensors(&self.config, self.family.biased())
             .chain(biases.filter(present))
             .collect();
-        layout::check_tensors(&self.config, expected.iter().copied(), tensor_name, shape)
+        let expected = || {
+            let places = expected.iter().map(|&id| place(&self.config, id));
+            places.map(|place| (place.tensor, place.shape))
+        };
+        layout::check_tensors(expected(), shape)
             .map_err(|source| GgufSourceError::Layout { path: self.file.path().to_path_buf(), source })?;
-        let mut known: HashSet<String> = expected.iter().map(|&id| tensor_name(id)).collect();
+        let mut known: HashSet<String> = expected().map(|(name, _)| name).collect();
         known.insert(ROPE_FACTORS.to_owned());
+        if self.family == Family::Phi3 {
+            known.extend([ROPE_SHORT_FACTORS, ROPE_LONG_FACTORS].map(str::to_owned));
+        }
         for (name, view) in self.file.tensors() {
             if !known.contains(name) {
                 return Err(self.unsupported(format!("tensor `{name}`")));
@@ -155,7 +165,9 @@ impl WeightSource for GgufSource {
     }
 
     fn tensor(&self, id: TensorId) -> Option<Tensor<'_>> {
-        let TensorView { kind, data, .. } = self.file.tensor(&tensor_name(id))?;
+        let place = place(&self.config, id);
+        let TensorView { kind, data, .. } = self.file.tensor(&place.tensor)?;
+        let data = place.part_of(data);
         let [rows, cols] = layout::tensor_shape(&self.config, id);
         let data = if self.is_interleaved(id) {
             // An output feature is a row of a matrix, and an element of a bias.
@@ -172,12 +184,12 @@ impl WeightSource for GgufSource {
     fn kind(&self, id: TensorId) -> Option<TensorType> {
         match (id, self.logits_scaling) {
             (TensorId::OutputNorm, Some(_)) => Some(TensorType::F32),
-            _ => Some(self.file.tensor(&tensor_name(id))?.kind),
+            _ => Some(self.file.tensor(&place(&self.config, id).tensor)?.kind),
         }
     }
 
     fn release(&self, id: TensorId) {
-        self.file.release(&tensor_name(id));
+        self.file.release(&place(&self.config, id).tensor);
     }
 
     fn unchanged(&self) -> bool {

@@ -64,7 +64,7 @@ impl HfConfig {
         layout::check_config(&model)?;
         let logits_scaling = raw.logits_scaling.filter(|_| family == Family::Granite);
         logits_scaling.map_or(Ok(()), layout::check_logits_scaling)?;
-        let stored = Stored { norms_less_one: family == Family::Gemma3, logits_scaling };
+        let stored = Stored { norms_less_one: family.is_gemma(), logits_scaling };
         Ok(Self { model, biased: raw.biased(family), stored })
     }
 }
@@ -74,9 +74,9 @@ fn unsupported(option: &'static str, value: impl std::fmt::Debug) -> HfConfigErr
 }
 
 fn refuse_unsupported(raw: &Raw, family: Family) -> Result<(), HfConfigError> {
-    let (option, found, known) = match family {
-        Family::Gemma3 => ("hidden_activation", &raw.hidden_activation, "gelu_pytorch_tanh"),
-        _ => ("hidden_act", &raw.hidden_act, "silu"),
+    let (option, found, known) = match family.is_gemma() {
+        true => ("hidden_activation", &raw.hidden_activation, "gelu_pytorch_tanh"),
+        false => ("hidden_act", &raw.hidden_act, "silu"),
     };
     if let Some(activation) = found.as_ref().filter(|activation| *activation != known) {
         return Err(unsupported(option, activation));
@@ -85,7 +85,8 @@ fn refuse_unsupported(raw: &Raw, family: Family) -> Result<(), HfConfigError> {
         ("attn_logit_softcapping", raw.attn_logit_softcapping),
         ("final_logit_softcapping", raw.final_logit_softcapping),
     ];
-    if let Some((option, cap)) = caps.into_iter().find(|(_, cap)| cap.is_some()) {
+    let capped = caps.into_iter().find_map(|(option, cap)| Some((option, cap.flatten()?)));
+    if let Some((option, cap)) = capped.filter(|_| family != Family::Gemma2) {
         return Err(unsupported(option, cap));
     }
     if raw.use_bidirectional_attention == Some(true) {
@@ -102,7 +103,7 @@ fn refuse_unsupported(raw: &Raw, family: Family) -> Result<(), HfConfigError> {
     }
     let partial = ropes.iter().map(|rope| rope.partial_rotary_factor);
     let partial = partial.chain([raw.partial_rotary_factor]).flatten();
-    match partial.into_iter().find(|&factor| factor != 1.0) {
+    match partial.into_iter().find(|&factor| factor != 1.0 && family != Family::Phi3) {
         Some(factor) => Err(unsupported("partial_rotary_factor", factor)),
         None => Ok(()),
     }
@@ -113,6 +114,10 @@ impl Raw {
         let hidden_size = self.hidden_size.ok_or(HfConfigError::Missing("hidden_size"))?;
         let heads = self.num_attention_heads.ok_or(HfConfigError::Missing("num_attention_heads"))?;
         let layers = self.num_hidden_layers.ok_or(HfConfigError::Missing("num_hidden_layers"))?;
+        let head_dim = self.head_dim.unwrap_or_else(|| match family.is_gemma() {
+            true => 256,
+            false => hidden_size.checked_div(heads).unwrap_or(0),
+        });
         Ok(ModelConfig {
             architecture: family.name().to_owned(),
             vocab_size: self.vocab_size.ok_or(HfConfigError::Missing("vocab_size"))?,
@@ -121,26 +126,24 @@ impl Raw {
             layers,
             heads,
             kv_heads: self.num_key_value_heads.unwrap_or(heads),
-            head_dim: self.head_dim.unwrap_or_else(|| match family {
-                Family::Gemma3 => 256,
-                _ => hidden_size.checked_div(heads).unwrap_or(0),
+            head_dim,
+            norm_eps: self.rms_norm_eps.unwrap_or(match family {
+                Family::Olmo2 | Family::Phi3 => 1e-5,
+                _ => 1e-6,
             }),
-            norm_eps: self.rms_norm_eps.unwrap_or(1e-6),
             rope: self.rope(family)?,
             qk_norm: family.norms_queries(),
-            tied_head: self.tie_word_embeddings.unwrap_or(family == Family::Gemma3),
-            context_length: self
-                .max_position_embeddings
-                .ok_or(HfConfigError::Missing("max_position_embeddings"))?,
+            tied_head: self.tie_word_embeddings.unwrap_or(family.is_gemma()),
+            context_length: self.context_length(family)?,
             sliding_window: self.window(family, layers)?,
-            traits: self.traits(family, hidden_size, layers)?,
+            traits: self.traits(family, [hidden_size, head_dim, layers])?,
         })
     }
 
     fn biased(&self, family: Family) -> Vec<Target> {
         let attention: &[Target] = match family {
             // These know no such option.
-            Family::Qwen2 | Family::Mistral => family.biased(),
+            Family::Qwen2 | Family::Mistral | Family::Phi3 => family.biased(),
             _ if self.attention_bias == Some(true) => &[Target::Q, Target::K, Target::V, Target::O],
             _ => &[],
         };
@@ -158,7 +161,11 @@ impl Raw {
         let rope = rope.map(|rope| rope.full_attention.as_deref().unwrap_or(rope));
         let theta = rope.and_then(|rope| rope.rope_theta).or(self.rope_theta);
         let theta = theta.unwrap_or(if family == Family::Gemma3 { 1e6 } else { 1e4 });
-        let scaling = rope.map_or(Ok(RopeScaling::None), RawRope::scaling)?;
+        let scaling = match rope {
+            Some(rope) if family == Family::Phi3 && rope.is_longrope() => rope.longrope()?,
+            Some(rope) => rope.scaling()?,
+            None => RopeScaling::None,
+        };
         Ok(Rope { theta, scaling })
     }
 }

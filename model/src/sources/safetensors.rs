@@ -25,7 +25,7 @@ use crate::{
     },
     sources::{
         hf_config::{HfConfig, Stored},
-        hf_names::tensor_name,
+        hf_names::{module_name, place},
         norms::{divided_norm, norm_and_one},
         safetensors::shards::{OtherTypes, Shards},
     },
@@ -67,13 +67,15 @@ impl SafetensorsSource {
 
     fn check_tensors(&self, biased: &[Target]) -> Result<(), SafetensorsSourceError> {
         let shape = |name: &str| self.shards.tensor(name)?.matrix_shape();
-        let name_of = |id| tensor_name(&self.config, id);
-        layout::check_tensors(&self.config, layout::required_tensors(&self.config, biased), name_of, shape)
+        let required = || {
+            let places = layout::required_tensors(&self.config, biased).map(|id| place(&self.config, id));
+            places.map(|place| (place.tensor, place.shape))
+        };
+        layout::check_tensors(required(), shape)
             .map_err(|source| SafetensorsSourceError::Layout { path: self.directory.clone(), source })?;
-        let mut known: HashSet<String> =
-            layout::required_tensors(&self.config, biased).map(name_of).collect();
+        let mut known: HashSet<String> = required().map(|(name, _)| name).collect();
         // Some models store a tied head once more; transformers ignores it too.
-        known.insert(name_of(TensorId::Weight(0, Target::LmHead)));
+        known.insert(module_name(0, Target::LmHead) + ".weight");
         // Old files keep the rotary frequencies, which the configuration gives as well.
         let unknown = |name: &&str| !known.contains(*name) && !name.ends_with(".rotary_emb.inv_freq");
         match self.shards.names().find(unknown) {
@@ -95,10 +97,11 @@ impl WeightSource for SafetensorsSource {
         if self.config.tied_head && id == TensorId::Weight(0, Target::LmHead) {
             return None;
         }
-        let name = tensor_name(&self.config, id);
-        let stored = self.shards.tensor(&name)?;
+        let place = place(&self.config, id);
+        let stored = self.shards.tensor(&place.tensor)?;
         let [rows, cols] = stored.matrix_shape()?;
-        let data = self.shards.bytes(&name)?;
+        let rows = place.fused.as_ref().map_or(rows, |fused| fused.rows.len());
+        let data = place.part_of(self.shards.bytes(&place.tensor)?);
         Some(match (id, self.stored.logits_scaling) {
             (TensorId::OutputNorm, Some(divisor)) => divided_norm(stored.kind, data, cols, divisor),
             _ if self.stored.norms_less_one && id.is_norm() => norm_and_one(stored.kind, data, cols),
@@ -111,7 +114,7 @@ impl WeightSource for SafetensorsSource {
     }
 
     fn release(&self, id: TensorId) {
-        self.shards.release(&tensor_name(&self.config, id));
+        self.shards.release(&place(&self.config, id).tensor);
     }
 
     fn unchanged(&self) -> bool {

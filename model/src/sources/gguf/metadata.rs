@@ -3,14 +3,27 @@
 use files::gguf::GgufFile;
 use kernels::TensorType;
 
-use super::{GgufSourceError, ROPE_FACTORS};
+use super::{GgufSourceError, ROPE_FACTORS, ROPE_SHORT_FACTORS};
 use crate::{
     shape::{
         config::{ModelConfig, Rope, RopeScaling, Traits},
         layout,
     },
-    sources::{family::Family, gemma, granite},
+    sources::{family::Family, gemma, others},
 };
+
+/// Names of metadata, behind the architecture's.
+const WINDOW: &str = "attention.sliding_window";
+const SCORE_CAP: &str = "attn_logit_softcapping";
+const LOGIT_CAP: &str = "final_logit_softcapping";
+
+/// What of longrope is used.
+struct Longrope {
+    /// Divisors of the frequencies, for sequences no longer than the context.
+    factors: Vec<f32>,
+    context: usize,
+    magnitude: f32,
+}
 
 /// Reads a file's metadata, whose keys begin with the architecture's name.
 pub(super) struct Reader<'a> {
@@ -69,10 +82,14 @@ impl<'a> Reader<'a> {
         if self.count("expert_count")?.unwrap_or(0) > 0 {
             return Err(self.unsupported("a mixture of experts"));
         }
-        for cap in ["attn_logit_softcapping", "final_logit_softcapping"] {
-            if self.number(cap)?.is_some_and(|cap| cap > 0.0) {
+        for cap in [SCORE_CAP, LOGIT_CAP] {
+            if self.family != Family::Gemma2 && self.number(cap)?.is_some_and(|cap| cap > 0.0) {
                 return Err(self.unsupported(format!("`{}`", self.key(cap))));
             }
+        }
+        // Files of OLMo 3 call themselves so, too; only theirs have windows.
+        if self.family == Family::Olmo2 && self.window()?.is_some() {
+            return Err(self.unsupported(format!("`{}`", self.key(WINDOW))));
         }
         if self.file.bool(&self.key("attention.causal"))? == Some(false) {
             return Err(self.unsupported("attention that is not causal"));
@@ -87,6 +104,7 @@ impl<'a> Reader<'a> {
         let head_dim = self.head_dim(hidden_size, heads)?;
         let layers = self.required("block_count")?;
         let is_gemma3 = self.family == Family::Gemma3;
+        let longrope = self.longrope()?;
         Ok(ModelConfig {
             architecture: self.prefix.to_owned(),
             vocab_size: embedding.ok_or_else(|| self.missing("token_embd.weight".to_owned()))?.rows(),
@@ -101,14 +119,29 @@ impl<'a> Reader<'a> {
                 .ok_or_else(|| self.missing(self.key("attention.layer_norm_rms_epsilon")))?,
             rope: Rope {
                 theta: self.number("rope.freq_base")?.unwrap_or(if is_gemma3 { 1e6 } else { 1e4 }),
-                scaling: self.scaling()?,
+                scaling: match &longrope {
+                    Some(longrope) => RopeScaling::Factors(longrope.factors.clone()),
+                    None => self.scaling()?,
+                },
             },
             qk_norm: self.family.norms_queries(),
             tied_head: self.file.tensor("output.weight").is_none(),
-            context_length: self.required("context_length")?,
-            sliding_window: self.count("attention.sliding_window")?.filter(|&window| window > 0),
+            context_length: match &longrope {
+                Some(longrope) => longrope.context,
+                None => self.required("context_length")?,
+            },
+            sliding_window: match self.family {
+                Family::Gemma2 => Some(self.window()?.unwrap_or(4096)),
+                _ => self.window()?,
+            },
             traits: match self.family {
                 Family::Granite => self.granite()?,
+                Family::Olmo2 => others::olmo2(),
+                Family::Phi3 => {
+                    let rotary_dim = self.count("rope.dimension_count")?.unwrap_or(head_dim);
+                    others::phi3(head_dim, rotary_dim, longrope.map_or(1.0, |longrope| longrope.magnitude))
+                }
+                Family::Gemma2 => self.gemma2(hidden_size, heads, layers)?,
                 Family::Gemma3 => self.gemma3(hidden_size, heads, layers)?,
                 _ => Traits::default(),
             },
@@ -132,15 +165,49 @@ impl<'a> Reader<'a> {
         let given = |name| Ok::<_, GgufSourceError>(self.number(name)?.filter(|&scale| scale != 0.0));
         let [embeddings, scores, updates] =
             [given("embedding_scale")?, given("attention.scale")?, given("residual_scale")?];
-        Ok(granite::traits(embeddings, scores, updates))
+        Ok(others::granite(embeddings, scores, updates))
     }
 
     /// What Gemma 3 does that Llama does not.
     fn gemma3(&self, hidden_size: usize, heads: usize, layers: usize) -> Result<Traits, GgufSourceError> {
         let scaled_by = gemma::query_scalar(hidden_size, heads, self.head_dim(hidden_size, heads)?, layers);
         let theta = self.number("rope.freq_base_swa")?.unwrap_or(gemma::LOCAL_THETA);
-        let local_rope = Rope { theta, scaling: RopeScaling::None };
-        Ok(gemma::gemma3(hidden_size, scaled_by, local_rope, gemma::every(gemma::PATTERN, layers)))
+        let local_rope = Some(Rope { theta, scaling: RopeScaling::None });
+        let traits = gemma::traits(hidden_size, scaled_by, gemma::every(gemma::PATTERN_3, layers));
+        Ok(Traits { local_rope, ..traits })
+    }
+
+    /// What Gemma 2 does that Llama does not.
+    fn gemma2(&self, hidden_size: usize, heads: usize, layers: usize) -> Result<Traits, GgufSourceError> {
+        let scaled_by = gemma::query_scalar(hidden_size, heads, self.head_dim(hidden_size, heads)?, layers);
+        // llama.cpp takes 0 for none.
+        let cap = |name, usual| {
+            let cap = self.number(name)?.unwrap_or(usual);
+            Ok::<_, GgufSourceError>(Some(cap).filter(|&cap| cap != 0.0))
+        };
+        let (score_cap, logit_cap) = (cap(SCORE_CAP, gemma::SCORE_CAP)?, cap(LOGIT_CAP, gemma::LOGIT_CAP)?);
+        let traits = gemma::traits(hidden_size, scaled_by, gemma::every(gemma::PATTERN_2, layers));
+        Ok(Traits { score_cap, logit_cap, ..traits })
+    }
+
+    /// How far attention looks back.
+    fn window(&self) -> Result<Option<usize>, GgufSourceError> {
+        Ok(self.count(WINDOW)?.filter(|&window| window > 0))
+    }
+
+    /// What a Phi model says of longrope. Beyond the context that it was first trained with frequencies would be others, for all
+    /// positions: it is served as far as there.
+    fn longrope(&self) -> Result<Option<Longrope>, GgufSourceError> {
+        if self.family != Family::Phi3 {
+            return Ok(None);
+        }
+        let Some(factors) = self.factors(ROPE_SHORT_FACTORS)? else { return Ok(None) };
+        let whole = self.required("context_length")?;
+        let context = self.required("rope.scaling.original_context_length")?.min(whole);
+        let magnitude = self.number("rope.scaling.attn_factor")?;
+        let stretched = whole as f32 / context as f32;
+        let magnitude = magnitude.unwrap_or_else(|| others::longrope_magnitude(stretched, context));
+        Ok(Some(Longrope { factors, context, magnitude }))
     }
 
     fn head_dim(&self, hidden_size: usize, heads: usize) -> Result<usize, GgufSourceError> {
@@ -149,7 +216,8 @@ impl<'a> Reader<'a> {
         if self.count("attention.value_length")?.is_some_and(|width| width != head_dim) {
             return Err(self.unsupported("a width of value heads that is not that of key heads"));
         }
-        if self.count("rope.dimension_count")?.is_some_and(|width| width != head_dim) {
+        let is_partial = self.count("rope.dimension_count")?.is_some_and(|width| width != head_dim);
+        if is_partial && self.family != Family::Phi3 {
             return Err(self.unsupported("a rotary embedding of a part of each head"));
         }
         Ok(head_dim)
@@ -171,19 +239,19 @@ impl<'a> Reader<'a> {
                 return Err(self.unsupported(format!("rope scaling of type \"{}\"", other.escape_debug())));
             }
         };
-        match (self.factors()?, linear) {
+        match (self.factors(ROPE_FACTORS)?, linear) {
             (None, linear) => Ok(linear),
             (Some(factors), RopeScaling::None) => Ok(RopeScaling::Factors(factors)),
             (Some(_), _) => Err(self.unsupported(format!("linear rope scaling beside `{ROPE_FACTORS}`"))),
         }
     }
 
-    fn factors(&self) -> Result<Option<Vec<f32>>, GgufSourceError> {
-        let Some(view) = self.file.tensor(ROPE_FACTORS) else {
+    fn factors(&self, tensor: &str) -> Result<Option<Vec<f32>>, GgufSourceError> {
+        let Some(view) = self.file.tensor(tensor) else {
             return Ok(None);
         };
         if view.kind != TensorType::F32 {
-            return Err(self.unsupported(format!("{:?} for `{ROPE_FACTORS}`", view.kind)));
+            return Err(self.unsupported(format!("{:?} for `{tensor}`", view.kind)));
         }
         let (numbers, _) = view.data.as_chunks();
         Ok(Some(numbers.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect()))

@@ -1,6 +1,31 @@
 //! What GGUF files call the tensors of a model.
 
-use crate::shape::source::{Target, TensorId};
+use crate::{
+    shape::{
+        config::ModelConfig,
+        layout::LinearGroup,
+        source::{Target, TensorId},
+    },
+    sources::fused::Place,
+};
+
+/// Where a file keeps a tensor of a model.
+pub(super) fn place(config: &ModelConfig, id: TensorId) -> Place {
+    Place::of(config, id, || tensor_name(id), fused_name)
+}
+
+/// What GGUF files call the linear layer that is all of a group.
+pub(crate) fn fused_name(layer: usize, group: LinearGroup) -> String {
+    let name = match group {
+        LinearGroup::Qkv => "attn_qkv",
+        LinearGroup::O => "attn_output",
+        // Both halves of it.
+        LinearGroup::GateUp => "ffn_up",
+        LinearGroup::Down => "ffn_down",
+        LinearGroup::Head => return "output".to_owned(),
+    };
+    format!("blk.{layer}.{name}")
+}
 
 /// What the file calls a tensor.
 pub(crate) fn tensor_name(id: TensorId) -> String {

@@ -1,6 +1,6 @@
 //! The options of a `config.json` that matter, as they stand there.
 
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
 use super::{HfConfigError, unsupported};
@@ -19,13 +19,18 @@ pub(super) struct Raw {
     pub(super) num_key_value_heads: Option<usize>,
     pub(super) head_dim: Option<usize>,
     pub(super) max_position_embeddings: Option<usize>,
+    /// Of Phi before it was stretched.
+    pub(super) original_max_position_embeddings: Option<usize>,
     pub(super) rms_norm_eps: Option<f32>,
     pub(super) hidden_act: Option<String>,
     /// What Gemma calls the above.
     pub(super) hidden_activation: Option<String>,
     pub(super) query_pre_attn_scalar: Option<f32>,
-    pub(super) attn_logit_softcapping: Option<f32>,
-    pub(super) final_logit_softcapping: Option<f32>,
+    /// Null is not the same as nothing.
+    #[serde(default, deserialize_with = "said")]
+    pub(super) attn_logit_softcapping: Option<Option<f32>>,
+    #[serde(default, deserialize_with = "said")]
+    pub(super) final_logit_softcapping: Option<Option<f32>>,
     /// Granite's.
     pub(super) embedding_multiplier: Option<f32>,
     pub(super) attention_multiplier: Option<f32>,
@@ -52,6 +57,11 @@ pub(super) struct Raw {
     pub(super) quantization_config: Option<Value>,
 }
 
+/// What is said, if only that there is none.
+fn said<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Option<f32>>, D::Error> {
+    Option::deserialize(deserializer).map(Some)
+}
+
 /// What is said of rotary embeddings.
 #[derive(Debug, Deserialize)]
 pub(super) struct RawRope {
@@ -65,6 +75,9 @@ pub(super) struct RawRope {
     pub(super) high_freq_factor: Option<f32>,
     pub(super) original_max_position_embeddings: Option<f32>,
     pub(super) partial_rotary_factor: Option<f32>,
+    /// Of longrope, for sequences no longer than before it was stretched.
+    pub(super) short_factor: Option<Vec<f32>>,
+    pub(super) attention_factor: Option<f32>,
     /// Where layers differ, in place of all of the above.
     pub(super) full_attention: Option<Box<RawRope>>,
     pub(super) sliding_attention: Option<Box<RawRope>>,
@@ -77,9 +90,24 @@ impl RawRope {
         std::iter::once(self).chain(of_layers.map(|rope| &**rope))
     }
 
+    /// Whether it is longrope, by whatever name Phi's files have for it.
+    pub(super) fn is_longrope(&self) -> bool {
+        matches!(self.kind(), Some("longrope" | "su" | "yarn"))
+    }
+
+    /// The frequencies of sequences no longer than what the model was first trained with.
+    pub(super) fn longrope(&self) -> Result<RopeScaling, HfConfigError> {
+        let factors = self.short_factor.clone();
+        factors.map(RopeScaling::Factors).ok_or(HfConfigError::Missing("rope_scaling.short_factor"))
+    }
+
+    fn kind(&self) -> Option<&str> {
+        self.rope_type.as_deref().or(self.legacy_type.as_deref())
+    }
+
     pub(super) fn scaling(&self) -> Result<RopeScaling, HfConfigError> {
         let factor = || self.factor.ok_or(HfConfigError::Missing("rope_scaling.factor"));
-        match self.rope_type.as_deref().or(self.legacy_type.as_deref()) {
+        match self.kind() {
             None | Some("default") => Ok(RopeScaling::None),
             Some("linear") => Ok(RopeScaling::Linear { factor: factor()? }),
             Some("llama3") => Ok(RopeScaling::Llama3 {
