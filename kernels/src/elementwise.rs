@@ -207,7 +207,8 @@ pub struct Heads<'a> {
 impl Heads<'_> {
     /// Checks that its norm is of whole heads, and of the same number of them wherever it is applied.
     pub(crate) fn check_norm(&self, head_dim: usize) {
-        let fits = |width: usize| width.is_multiple_of(head_dim) && (self.count * head_dim).is_multiple_of(width);
+        let fits =
+            |width: usize| width.is_multiple_of(head_dim) && (self.count * head_dim).is_multiple_of(width);
         assert!(self.norm.is_none_or(|norm| fits(norm.weight.len())), "a norm of whole heads");
     }
 }

@@ -225,7 +225,8 @@ impl Kernel for CapGradient {
             let n = LANES.min(to - at);
             // SAFETY: `cap_gradient` has checked the sizes; the elements are this thread's alone.
             unsafe {
-                let (slope, g) = (cap_slope::<S>(S::load_head(self.capped.add(at), n), self.cap), self.g.add(at));
+                let (slope, g) =
+                    (cap_slope::<S>(S::load_head(self.capped.add(at), n), self.cap), self.g.add(at));
                 S::store_head(g, S::mul(S::load_head(g, n), slope), n);
             }
         }

@@ -55,18 +55,18 @@ impl<'a> WeightFile<'a> {
         }
         let mut file = Self { path: path.to_path_buf(), bytes, rest, shortlist };
         for layer in 0..model.layers {
-            file.part(model, layer, &[Target::Q, Target::K, Target::V]);
-            file.part(model, layer, &[Target::Gate, Target::Up]);
+            file.part(model, layer, &[Target::Q, Target::K, Target::V])?;
+            file.part(model, layer, &[Target::Gate, Target::Up])?;
         }
         Ok(file)
     }
 
     /// Gives the linear layers that are one in the files their parts of its tensors: their rows of those that have its outputs as
     /// rows, and the whole of others.
-    fn part(&mut self, model: &ModelConfig, layer: usize, targets: &[Target]) {
+    fn part(&mut self, model: &ModelConfig, layer: usize, targets: &[Target]) -> Result<(), AdapterError> {
         let fused = |target| Some((target, Fused::of(model, target)?));
         let parts: Vec<(Target, Fused)> = targets.iter().copied().filter_map(fused).collect();
-        let Some((_, first)) = parts.first() else { return };
+        let Some((_, first)) = parts.first() else { return Ok(()) };
         let whole = fused_module_name(layer, first.group);
         for tensor in ["lora_A.weight", "lora_B.weight", "ia3_l"] {
             let Some((name, stored)) = self.rest.remove(&format!("{whole}.{tensor}")) else { continue };
@@ -80,9 +80,12 @@ impl<'a> WeightFile<'a> {
                     stored.range = stored.range.start + bytes.start..stored.range.start + bytes.end;
                 }
                 let own = format!("{}.{tensor}", module_name(layer, *target));
-                self.rest.entry(own).or_insert_with(|| (name.clone(), stored));
+                if self.rest.insert(own, (name.clone(), stored)).is_some() {
+                    return Err(AdapterError::Duplicate { path: self.path.clone(), tensor: name });
+                }
             }
         }
+        Ok(())
     }
 
     /// The file, for messages.

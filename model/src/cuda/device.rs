@@ -237,7 +237,9 @@ impl Device for CudaDevice {
 
     fn norm_update(&mut self, model: &Frame, site: NormSite, update: &mut Matrix) -> Result<(), CudaError> {
         match self.norms.get(site) {
-            Some(weight) => norm_in_place(&self.stream, update, 0, Norm { weight, eps: model.config.norm_eps }),
+            Some(weight) => {
+                norm_in_place(&self.stream, update, 0, Norm { weight, eps: model.config.norm_eps })
+            }
             None => Ok(()),
         }
     }

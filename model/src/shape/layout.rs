@@ -44,7 +44,9 @@ pub enum ConfigError {
     Heads { heads: usize, kv_heads: usize },
     #[error("a head is {0} wide, and rotary embeddings need an even width")]
     OddHead(usize),
-    #[error("{rotary_dim} of the {head_dim} features of a head are rotated, and it must be an even part of them")]
+    #[error(
+        "{rotary_dim} of the {head_dim} features of a head are rotated, and it must be an even part of them"
+    )]
     RotaryDim { head_dim: usize, rotary_dim: usize },
     #[error("{what} is {found}, which is not a positive finite number")]
     Number { what: &'static str, found: f32 },

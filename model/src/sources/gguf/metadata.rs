@@ -152,10 +152,9 @@ impl<'a> Reader<'a> {
     pub(super) fn logits_scaling(&self) -> Result<Option<f32>, GgufSourceError> {
         let scaling = self.number("logit_scale")?.filter(|_| self.family == Family::Granite);
         let scaling = scaling.filter(|&scaling| scaling != 0.0);
-        scaling.map_or(Ok(()), layout::check_logits_scaling).map_err(|source| GgufSourceError::Config {
-            path: self.file.path().to_path_buf(),
-            source,
-        })?;
+        scaling
+            .map_or(Ok(()), layout::check_logits_scaling)
+            .map_err(|source| GgufSourceError::Config { path: self.file.path().to_path_buf(), source })?;
         Ok(scaling)
     }
 
