@@ -50,7 +50,7 @@ const NAMES: [(&str, &str); 15] = [
 fn gguf_name(hf: &str, family: &str) -> String {
     let Some(rest) = hf.strip_prefix("model.layers.") else {
         let ends = [("model.embed_tokens", "token_embd"), ("model.norm", "output_norm"), ("lm_head", "output")];
-        let (_, name) = ends.into_iter().find(|(of, _)| hf.strip_suffix(".weight") == Some(of)).unwrap();
+        let (_, name) = ends.into_iter().find(|(of, _)| hf.strip_suffix(".weight") == Some(*of)).unwrap();
         return format!("{name}.weight");
     };
     let (layer, module) = rest.strip_suffix(".weight").unwrap().split_once('.').unwrap();
@@ -295,6 +295,6 @@ fn a_gguf_adapter_of_fused_layers_is_the_same_adapter() {
     let same = Adapter::read(&path, model.config()).unwrap();
     assert_eq!((same.modules(), same.generation), (adapter.modules(), adapter.generation));
     let wide = writer.bend("blk.0.attn_qkv.weight.lora_b", |tensor| tensor.dims[1] *= 2);
-    std::fs::write(&path, GgufWriter { ..wide }.bytes()).unwrap();
+    std::fs::write(&path, wide.bytes()).unwrap();
     assert!(Adapter::read(&path, model.config()).is_err());
 }
