@@ -7,7 +7,9 @@ mod files_support;
 use std::path::{Path, PathBuf};
 
 use files::gguf::GgufFile;
-use files_support::{GgufWriter, assert_says, f32_bytes, interleave, tensor, tiny_entries, tiny_json, write_model};
+use files_support::{
+    GgufWriter, assert_says, f32_bytes, interleave, tensor, tiny_entries, tiny_json, write_model,
+};
 use model::{
     adapter::Adapter,
     shape::{
@@ -49,7 +51,8 @@ const NAMES: [(&str, &str); 15] = [
 
 fn gguf_name(hf: &str, family: &str) -> String {
     let Some(rest) = hf.strip_prefix("model.layers.") else {
-        let ends = [("model.embed_tokens", "token_embd"), ("model.norm", "output_norm"), ("lm_head", "output")];
+        let ends =
+            [("model.embed_tokens", "token_embd"), ("model.norm", "output_norm"), ("lm_head", "output")];
         let (_, name) = ends.into_iter().find(|(of, _)| hf.strip_suffix(".weight") == Some(*of)).unwrap();
         return format!("{name}.weight");
     };
@@ -63,7 +66,8 @@ fn gguf_name(hf: &str, family: &str) -> String {
 fn converted(name: &str, family: &str) -> GgufWriter {
     let directory = golden("models").join(name);
     let file = std::fs::read(directory.join("model.safetensors")).unwrap();
-    let config: Value = serde_json::from_slice(&std::fs::read(directory.join("config.json")).unwrap()).unwrap();
+    let config: Value =
+        serde_json::from_slice(&std::fs::read(directory.join("config.json")).unwrap()).unwrap();
     let mut writer = GgufWriter::default().text("general.architecture", family);
     let counts = [
         ("context_length", "max_position_embeddings"),
@@ -140,7 +144,10 @@ fn granite_multiplies_embeddings_scores_and_updates_and_divides_logits() {
     let (config, of_gguf) = same_tensors("granite", &converted("granite", "granite"));
     assert_eq!(config, of_gguf);
     let traits = &config.traits;
-    assert_eq!((traits.embedding_scale, traits.score_scale, traits.update_scale), (Some(1.5), Some(0.2), Some(0.6)));
+    assert_eq!(
+        (traits.embedding_scale, traits.score_scale, traits.update_scale),
+        (Some(1.5), Some(0.2), Some(0.6))
+    );
     let norm = |scaling: f64| {
         let writer = converted("granite", "granite").without("granite.logit_scale");
         let source = open_gguf(&writer.f32("granite.logit_scale", scaling as f32)).unwrap();
@@ -150,7 +157,10 @@ fn granite_multiplies_embeddings_scores_and_updates_and_divides_logits() {
     assert_eq!(one, 4.0 * four);
     let with = |key: &str, value: f32| converted("granite", "granite").without(key).f32(key, value);
     assert_says(open_gguf(&with("granite.logit_scale", -1.0)), &["logits are divided by is -1"]);
-    assert_says(open_gguf(&with("granite.residual_scale", f32::NAN)), &["updates are multiplied with is NaN"]);
+    assert_says(
+        open_gguf(&with("granite.residual_scale", f32::NAN)),
+        &["updates are multiplied with is NaN"],
+    );
 }
 
 #[test]
@@ -159,7 +169,10 @@ fn olmo2_norms_behind_and_over_all_heads() {
     let (config, of_gguf) = same_tensors("olmo2", &writer);
     assert_eq!(config, of_gguf);
     assert!(config.qk_norm && config.traits.wide_query_norms && config.traits.norms == BlockNorms::Behind);
-    assert_says(open_gguf(&writer.without_tensor("blk.1.post_ffw_norm.weight")), &["`blk.1.post_ffw_norm.weight` is missing"]);
+    assert_says(
+        open_gguf(&writer.without_tensor("blk.1.post_ffw_norm.weight")),
+        &["`blk.1.post_ffw_norm.weight` is missing"],
+    );
     let third = converted("olmo2", "olmo2").u32("olmo2.attention.sliding_window", 64);
     assert_says(open_gguf(&third), &["`olmo2.attention.sliding_window` is not supported"]);
 }
@@ -239,12 +252,21 @@ fn options_of_one_family_are_refused_of_others_by_name() {
     for class in ["LlamaForCausalLM", "GraniteForCausalLM"] {
         assert!(tiny_of(class, &json!({"final_logit_softcapping": null})).is_ok());
         assert_says(tiny_of(class, &json!({"attn_logit_softcapping": 50.0})), &["attn_logit_softcapping"]);
-        assert_says(tiny_of(class, &json!({"partial_rotary_factor": 0.5})), &["partial_rotary_factor", "0.5"]);
+        assert_says(
+            tiny_of(class, &json!({"partial_rotary_factor": 0.5})),
+            &["partial_rotary_factor", "0.5"],
+        );
         let longrope = json!({"rope_scaling": {"type": "longrope", "short_factor": [1.0, 1.0, 1.0, 1.0]}});
         assert_says(tiny_of(class, &longrope), &["rope_type", "longrope"]);
     }
-    assert_says(tiny_of("GraniteForCausalLM", &json!({"logits_scaling": 0.0})), &["logits are divided by is 0"]);
-    assert_says(tiny_of("Phi3ForCausalLM", &json!({})), &["`model.layers.0.self_attn.qkv_proj.weight` is missing"]);
+    assert_says(
+        tiny_of("GraniteForCausalLM", &json!({"logits_scaling": 0.0})),
+        &["logits are divided by is 0"],
+    );
+    assert_says(
+        tiny_of("Phi3ForCausalLM", &json!({})),
+        &["`model.layers.0.self_attn.qkv_proj.weight` is missing"],
+    );
     let longrope = json!({"rope_scaling": {"type": "su"}});
     assert_says(tiny_of("Phi3ForCausalLM", &longrope), &["rope_scaling.short_factor", "missing"]);
     assert_says(tiny_of("Olmo3ForCausalLM", &json!({})), &["Olmo3ForCausalLM"]);

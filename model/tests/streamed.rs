@@ -119,7 +119,8 @@ fn bounds(source: &Source, directory: &Path) -> [u64; 3] {
 
 #[test]
 fn a_streamed_model_gives_the_bits_of_a_resident_one_under_any_bound() {
-    let models = ["llama-tied", "llama-bf16", "llama-sharded", "mistral-window", "qwen2-bias", "qwen3-qknorm"];
+    let models =
+        ["llama-tied", "llama-bf16", "llama-sharded", "mistral-window", "qwen2-bias", "qwen3-qknorm"];
     for name in models.into_iter().chain(["granite", "olmo2", "phi3", "gemma2"]) {
         let source = open(&golden("models").join(name)).unwrap();
         let adapters = adapters(name, &*source);

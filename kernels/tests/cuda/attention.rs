@@ -316,7 +316,8 @@ fn long_contexts_are_joined_from_their_spans() {
 fn spans_before_the_window_are_not_joined() {
     let Some(stream) = stream() else { return };
     for window in [1, 100, 128, 300] {
-        let case = Case { kv_heads: 1, group: 4, window: Some(window), ..PLAIN };
+        let case =
+            Case { kv_heads: 1, group: 4, limits: Limits { window: Some(window), cap: None }, ..PLAIN };
         let world = World::new(case, &[700], 600 + window as u64);
         let last = [slice(0, 693, 700)];
         world.assert_plain(&last, &world.attend_after_all_before(&stream, &last));
