@@ -56,7 +56,8 @@ __device__ __forceinline__ void take_step(Softmax &softmax, const float *query, 
     float score = -INFINITY;
     if (position >= seen.x && position < seen.y) {
         const float *keys = head + size_t(ids[position / BLOCK_TOKENS]) * block_elements;
-        score = capped(dot(query, keys + position % BLOCK_TOKENS * padded, padded), cap);
+        score = dot(query, keys + position % BLOCK_TOKENS * padded, padded);
+        if (cap != 0.0f) score = cap * tanhf(score / cap);
     }
     float largest = fmaxf(softmax.largest, warp_max(score));
     float by = expf(softmax.largest - base_of(largest)), weight = expf(score - base_of(largest));

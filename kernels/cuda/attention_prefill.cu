@@ -213,7 +213,7 @@ __device__ __forceinline__ void take_step(Softmax<PADDED> &softmax, const Q &que
     if (!tile.has(m) || first >= bottom.y || first + S::STEP <= top.x) return;
     float scores[S::STEP / 8][4] = {};
     score<PADDED>(scores, queries, keys);
-    if (cap > 0.0f) {
+    if (cap != 0.0f) {
 #pragma unroll
         for (int n = 0; n < S::STEP / 8; ++n) {
 #pragma unroll
