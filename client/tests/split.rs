@@ -15,7 +15,18 @@ use support::{
     sampling, split, split_logits, tiny, tokens,
 };
 
-const MODELS: [&str; 5] = ["llama-tied", "llama-bf16", "qwen2-f16", "qwen3-qknorm", "mistral-window"];
+const MODELS: [&str; 10] = [
+    "llama-tied",
+    "llama-bf16",
+    "qwen2-f16",
+    "qwen3-qknorm",
+    "mistral-window",
+    "gemma3",
+    "granite",
+    "olmo2",
+    "phi3",
+    "gemma2",
+];
 
 fn task(prompt: Vec<u32>, max_tokens: usize, vocab_size: usize, temperature: f32) -> Task {
     Task { prompt, sampling: sampling(vocab_size, temperature, 11), max_tokens, stop_tokens: Vec::new() }

@@ -106,6 +106,13 @@ __device__ __forceinline__ float exp2_fast(float x) {
 #endif
 }
 
+// A score within plus and minus `cap`, smoothly: cap * tanh(score / cap) = cap - 2 cap / (1 + e^(2 score / cap)). 0 stands for
+// no cap.
+__device__ __forceinline__ float capped(float score, float cap) {
+    if (cap == 0.0f) return score;
+    return cap - __fdividef(2.0f * cap, 1.0f + exp2_fast(score * (2.0f * LOG2_E / cap)));
+}
+
 // What scores are set against: the largest so far, or anything finite where nothing was seen yet.
 __device__ __forceinline__ float base_of(float largest) { return largest == -INFINITY ? 0.0f : largest; }
 

@@ -1,7 +1,7 @@
 // Attention of sequences with few new rows: the context is cut into spans, one block of threads each
 // (flash-decoding).
 //
-//     out[row, head] = sum_t w[t] values[t] / sum_t w[t],   w[t] = exp(q . keys[t] - max)
+//     out[row, head] = sum_t w[t] values[t] / sum_t w[t],   w[t] = exp(capped(q . keys[t]) - max)
 //     over the positions t that the row sees: its own, and those before it as far as the window reaches
 //
 // Pass 1, attention_decode: (one unit = one span of one item) x (key head). An *item* is up to 8 queries that
@@ -183,7 +183,7 @@ __device__ __forceinline__ void rescale(Softmax<PADDED> &softmax, float largest)
 // Takes in 16 positions from `first` on, of which this lane's query sees those in `seen`.
 template <int PADDED>
 __device__ __forceinline__ void take_page(Softmax<PADDED> &softmax, const uint4 *slots, unsigned first,
-                                          const unsigned (&queries)[PADDED / 8], uint2 seen) {
+                                          const unsigned (&queries)[PADDED / 8], uint2 seen, float cap) {
     float scores[2][4] = {};
     score_page<PADDED>(scores, slots, queries);
     float largest = softmax.largest;
@@ -191,7 +191,7 @@ __device__ __forceinline__ void take_page(Softmax<PADDED> &softmax, const uint4 
     for (int i = 0; i < 4; ++i) {
         unsigned position = first + 2 * (lane_index() % 4) + i / 2 * 8 + i % 2;
         float &score = scores[i / 2][i % 2];
-        score = position >= seen.x && position < seen.y ? score * LOG2_E : -INFINITY;
+        score = position >= seen.x && position < seen.y ? capped(score, cap) * LOG2_E : -INFINITY;
         largest = fmaxf(largest, score);
     }
     largest = fmaxf(largest, __shfl_xor_sync(FULL_WARP, largest, 1));
@@ -298,8 +298,8 @@ template <int PADDED>
 __device__ __forceinline__ void decode(const void *qkv, void *out, unsigned kind, unsigned rows, unsigned stride,
                                        unsigned heads, unsigned kv_heads, unsigned head_dim, const unsigned *units,
                                        const unsigned *items, const unsigned *blocks, const f16 *pool,
-                                       size_t block_elements, size_t layer_offset, unsigned window, float *stats,
-                                       float *partials) {
+                                       size_t block_elements, size_t layer_offset, unsigned window, float cap,
+                                       float *stats, float *partials) {
     using P = Parts<PADDED>;
     static_assert(sizeof(Shared<PADDED>) <= WARPS * P::STAGES * P::LOADS * LANES * 16, "one memory serves both");
     unsigned item_index = units[2 * blockIdx.x], split = units[2 * blockIdx.x + 1];
@@ -354,7 +354,7 @@ __device__ __forceinline__ void decode(const void *qkv, void *out, unsigned kind
     // reads.
     for (unsigned page = first_page, step = 0; page < pages.end; page += WARPS, ++step) {
         cp_async_wait<P::STAGES - 1>();
-        take_page<PADDED>(softmax, pages.stage(step), page * BLOCK_TOKENS, q, seen);
+        take_page<PADDED>(softmax, pages.stage(step), page * BLOCK_TOKENS, q, seen, cap);
         pages.begin();
     }
     cp_async_wait<0>();
@@ -390,9 +390,9 @@ __device__ __forceinline__ void decode(const void *qkv, void *out, unsigned kind
         name(const void *qkv, void *out, unsigned kind, unsigned rows, unsigned stride, unsigned heads,      \
              unsigned kv_heads, unsigned head_dim, const unsigned *units, const unsigned *items,             \
              const unsigned *blocks, const f16 *pool, size_t block_elements, size_t layer_offset, unsigned window, \
-             float *stats, float *partials) {                                                                \
+             float cap, float *stats, float *partials) {                                                     \
         decode<padded>(qkv, out, kind, rows, stride, heads, kv_heads, head_dim, units, items, blocks, pool,  \
-                       block_elements, layer_offset, window, stats, partials);                               \
+                       block_elements, layer_offset, window, cap, stats, partials);                          \
     }
 
 DECODE(attention_decode_64, 64)

@@ -1,6 +1,6 @@
 // Attention over keys and values of 32 bits, without tensor cores: for models that are computed exactly.
 //
-//     out[row, head] = sum_t w[t] values[t] / sum_t w[t],   w[t] = exp(q . keys[t] - max)
+//     out[row, head] = sum_t w[t] values[t] / sum_t w[t],   w[t] = exp(capped(q . keys[t]) - max)
 //     over the positions t that the row sees: its own, and those before it as far as the window reaches
 //
 // A block of threads has one row and one head; a warp takes 32 positions at a time, every fourth such step. A
@@ -51,12 +51,13 @@ __device__ __forceinline__ float dot(const float *query, const float *key, unsig
 // Takes in positions first .. first + 32, as far as they are in `seen`.
 __device__ __forceinline__ void take_step(Softmax &softmax, const float *query, const float *head,
                                           size_t block_elements, const unsigned *ids, unsigned first, uint2 seen,
-                                          unsigned padded) {
+                                          unsigned padded, float cap) {
     unsigned position = first + lane_index();
     float score = -INFINITY;
     if (position >= seen.x && position < seen.y) {
         const float *keys = head + size_t(ids[position / BLOCK_TOKENS]) * block_elements;
         score = dot(query, keys + position % BLOCK_TOKENS * padded, padded);
+        if (cap != 0.0f) score = cap * tanhf(score / cap);
     }
     float largest = fmaxf(softmax.largest, warp_max(score));
     float by = expf(softmax.largest - base_of(largest)), weight = expf(score - base_of(largest));
@@ -83,7 +84,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     attention_exact(const void *qkv, void *out, unsigned kind, unsigned stride, unsigned heads, unsigned kv_heads,
                     unsigned head_dim, unsigned padded, const unsigned *positions, const unsigned *row_blocks,
                     const unsigned *blocks, const float *pool, size_t block_elements, size_t layer_offset,
-                    unsigned window) {
+                    unsigned window, float cap) {
     __shared__ __align__(16) Shared shared;
     unsigned row = blockIdx.x / heads, head = blockIdx.x % heads;
     if (row_blocks[row] == NONE) return;
@@ -100,7 +101,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
     for (int part = 0; part < PARTS; ++part) softmax.values[part] = 0.0f;
     for (unsigned first = (seen.x / LANES + warp_index()) * LANES; first < seen.y; first += THREADS) {
-        take_step(softmax, shared.query, tiles, block_elements, blocks + row_blocks[row], first, seen, padded);
+        take_step(softmax, shared.query, tiles, block_elements, blocks + row_blocks[row], first, seen, padded,
+                  cap);
     }
 
 #pragma unroll

@@ -1,6 +1,6 @@
 // Attention of sequences with many new rows, in tiles (FlashAttention-2, Dao 2023).
 //
-//     out[row, head] = sum_t w[t] values[t] / sum_t w[t],   w[t] = exp(q . keys[t] - max)
+//     out[row, head] = sum_t w[t] values[t] / sum_t w[t],   w[t] = exp(capped(q . keys[t]) - max)
 //     over the positions t that the row sees: its own, and those before it as far as the window reaches
 //
 // A block of threads has one tile: up to 64 queries that read the same keys, the heads of a group times
@@ -206,13 +206,20 @@ __device__ __forceinline__ void mix(Softmax<PADDED> &softmax, const float (&weig
 // One step by one warp. Keys of the step that a query does not see get no weight.
 template <int PADDED, typename Q>
 __device__ __forceinline__ void take_step(Softmax<PADDED> &softmax, const Q &queries, const f16 *keys,
-                                          const Tile &tile, unsigned first, unsigned window) {
+                                          const Tile &tile, unsigned first, unsigned window, float cap) {
     using S = Sizes<PADDED>;
     unsigned m = warp_index() * WARP_ROWS;
     uint2 top = tile.seen(m, window), bottom = tile.seen(m + WARP_ROWS - 1, window);
     if (!tile.has(m) || first >= bottom.y || first + S::STEP <= top.x) return;
     float scores[S::STEP / 8][4] = {};
     score<PADDED>(scores, queries, keys);
+    if (cap != 0.0f) {
+#pragma unroll
+        for (int n = 0; n < S::STEP / 8; ++n) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) scores[n][i] = capped(scores[n][i], cap);
+        }
+    }
     if (first + S::STEP > top.y || first < bottom.x) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -254,7 +261,7 @@ template <int PADDED>
 __device__ __forceinline__ void prefill(const void *qkv, void *out, unsigned kind, unsigned rows, unsigned stride,
                                         unsigned heads, unsigned kv_heads, unsigned head_dim, const unsigned *tiles,
                                         const unsigned *blocks, const f16 *pool, size_t block_elements,
-                                        size_t layer_offset, unsigned window) {
+                                        size_t layer_offset, unsigned window, float cap) {
     using S = Sizes<PADDED>;
     DYNAMIC_SHARED(f16, stages);
     unsigned group = heads / kv_heads, parts = (group + TILE - 1) / TILE;
@@ -299,7 +306,7 @@ __device__ __forceinline__ void prefill(const void *qkv, void *out, unsigned kin
             cp_async_wait<0>();
         }
         __syncthreads(); // what every thread has fetched is there
-        take_step<PADDED>(softmax, queries, here, tile, first, window);
+        take_step<PADDED>(softmax, queries, here, tile, first, window, cap);
         __syncthreads(); // nobody reads this stage any more: the next turn fills it
     }
     finish<PADDED>(softmax, out, kind, heads, head_dim, tile);
@@ -309,9 +316,9 @@ __device__ __forceinline__ void prefill(const void *qkv, void *out, unsigned kin
     extern "C" __global__ void __launch_bounds__(THREADS)                                                    \
         name(const void *qkv, void *out, unsigned kind, unsigned rows, unsigned stride, unsigned heads,      \
              unsigned kv_heads, unsigned head_dim, const unsigned *tiles, const unsigned *blocks, const f16 *pool, \
-             size_t block_elements, size_t layer_offset, unsigned window) {                                  \
+             size_t block_elements, size_t layer_offset, unsigned window, float cap) {                       \
         prefill<padded>(qkv, out, kind, rows, stride, heads, kv_heads, head_dim, tiles, blocks, pool,        \
-                        block_elements, layer_offset, window);                                               \
+                        block_elements, layer_offset, window, cap);                                          \
     }
 
 PREFILL(attention_prefill_64, 64)

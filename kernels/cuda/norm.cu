@@ -3,7 +3,9 @@
 //     residual[r, c] += update[r, c]                                   (not where there is no update)
 //     out[r, c] = residual[r, c] / sqrt(mean_c(residual[r, c]^2) + eps) * weight[c]
 //
-//     x[r, c] = x[r, c] / sqrt(mean_c(x[r, c]^2) + eps) * weight[c]     (norm_in_place: an output on its way there)
+//     x[r, c] = x[r, c] / sqrt(mean_c(x[r, c]^2) + eps) * weight[c]     (norm_in_place: an output on its way there,
+//                                                                        or all heads of queries or of keys)
+//     residual[r, c] += update[r, c],   out[r, c] = residual[r, c]     (add_copy: nothing is normed)
 //
 // residual is f32, [rows, width]; update and out are of the model's kind, of the same shape; weight is f32,
 // [width].
@@ -118,10 +120,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     add_norm_plain<bf16>(residual, update, weight, eps, out, width);
 }
 
-// An output, normed where it lies: rows are few and narrow, so that one plain kernel does.
-template <typename T> __device__ __forceinline__ void norm_in_place(T *x, const float *weight, float eps,
+// Some columns, normed where they lie, `stride` numbers from one row to the next: rows are few and narrow, so that
+// one plain kernel does.
+template <typename T> __device__ __forceinline__ void norm_in_place(T *x, unsigned stride, const float *weight, float eps,
                                                                     unsigned width) {
-    T *row = x + size_t(blockIdx.x) * width;
+    T *row = x + size_t(blockIdx.x) * stride;
     float squares = 0.0f;
     for (unsigned column = threadIdx.x; column < width; column += THREADS) {
         float value = to_float(row[column]);
@@ -133,18 +136,48 @@ template <typename T> __device__ __forceinline__ void norm_in_place(T *x, const 
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    norm_in_place_f32(float *x, const float *weight, float eps, unsigned width) {
-    norm_in_place(x, weight, eps, width);
+    norm_in_place_f32(float *x, unsigned stride, const float *weight, float eps, unsigned width) {
+    norm_in_place(x, stride, weight, eps, width);
 }
 extern "C" __global__ void __launch_bounds__(THREADS)
-    norm_in_place_f16(f16 *x, const float *weight, float eps, unsigned width) {
-    norm_in_place(x, weight, eps, width);
+    norm_in_place_f16(f16 *x, unsigned stride, const float *weight, float eps, unsigned width) {
+    norm_in_place(x, stride, weight, eps, width);
 }
 extern "C" __global__ void __launch_bounds__(THREADS)
-    norm_in_place_bf16(bf16 *x, const float *weight, float eps, unsigned width) {
-    norm_in_place(x, weight, eps, width);
+    norm_in_place_bf16(bf16 *x, unsigned stride, const float *weight, float eps, unsigned width) {
+    norm_in_place(x, stride, weight, eps, width);
 }
 
+// update may be null.
+template <typename T> __device__ __forceinline__ void
+add_copy(float *residual, const T *update, T *out, unsigned width) {
+    size_t row = size_t(blockIdx.x) * width;
+    for (unsigned column = threadIdx.x; column < width; column += THREADS) {
+        float value = residual[row + column];
+        if (update != nullptr) {
+            value += to_float(update[row + column]);
+            residual[row + column] = value;
+        }
+        out[row + column] = from_float<T>(value);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    add_copy_f32(float *residual, const float *update, float *out, unsigned width) {
+    add_copy(residual, update, out, width);
+}
+extern "C" __global__ void __launch_bounds__(THREADS)
+    add_copy_f16(float *residual, const f16 *update, f16 *out, unsigned width) {
+    add_copy(residual, update, out, width);
+}
+extern "C" __global__ void __launch_bounds__(THREADS)
+    add_copy_bf16(float *residual, const bf16 *update, bf16 *out, unsigned width) {
+    add_copy(residual, update, out, width);
+}
+
+ON_CPU_KERNEL(add_copy_f32);
+ON_CPU_KERNEL(add_copy_f16);
+ON_CPU_KERNEL(add_copy_bf16);
 ON_CPU_KERNEL(norm_in_place_f32);
 ON_CPU_KERNEL(norm_in_place_f16);
 ON_CPU_KERNEL(norm_in_place_bf16);

@@ -3,6 +3,7 @@
 //     gather:         to[i, c] = from[rows[i], c]
 //     scale_columns:  values[first + i, column + c] *= factors[c]                           (IA3)
 //     place:          to[first + i, column + c] = values[i, c]                               (prefix tuning)
+//     cap:            values[i] = cap * tanh(values[i] / cap)                                (logits of Gemma 2)
 //
 // Matrices are row-major. Gathering does not look at the numbers: it moves units of 16 bytes where rows are
 // whole ones and of 2 bytes else, whatever the kind. A row that does not exist is not read: its copy is all
@@ -83,6 +84,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     place(to, stride, column, values, width);
 }
 
+extern "C" __global__ void __launch_bounds__(THREADS) cap_f32(float *values, float cap, unsigned long long numbers) {
+    size_t at = size_t(blockIdx.x) * THREADS + threadIdx.x;
+    if (at < numbers) values[at] = cap * tanhf(values[at] / cap);
+}
+
+ON_CPU_KERNEL(cap_f32);
 ON_CPU_KERNEL(gather_rows_wide);
 ON_CPU_KERNEL(gather_rows_narrow);
 ON_CPU_KERNEL(scale_columns_f32);

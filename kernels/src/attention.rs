@@ -27,7 +27,7 @@ mod sum;
 
 use std::{io, marker::PhantomData, sync::Arc};
 
-pub use self::layout::{BLOCK_TOKENS, KvPrecision, KvRows, KvShape, MAX_HEAD_DIM, QkvLayout};
+pub use self::layout::{BLOCK_TOKENS, KvPrecision, KvRows, KvShape, Limits, MAX_HEAD_DIM, QkvLayout};
 use self::{
     append::{Append, AppendAs},
     attend::{Attend, AttendIn, To, segments, tiles},
@@ -115,8 +115,8 @@ impl KvPool {
         }
     }
 
-    /// `out[row, head] = softmax(q · keys) values` over the row's position and those before it, as far back as `window`
-    /// reaches. `out` has rows of `heads * head_dim`. Queries are scaled already.
+    /// `out[row, head] = softmax(q · keys) values` over the row's position and those before it, within these
+    /// `limits`. `out` has rows of `heads * head_dim`. Queries are scaled already.
     ///
     /// # Panics
     ///
@@ -130,17 +130,18 @@ impl KvPool {
         qkv: &[f32],
         layout: QkvLayout,
         batch: &[KvRows<'_>],
-        window: Option<usize>,
+        limits: Limits,
         out: &mut [f32],
     ) {
         let rows = self.check(layer, qkv, layout, batch);
         assert!(out.len() >= rows * layout.heads * layout.head_dim, "a row of out for each row of qkv");
-        let window = window.unwrap_or(usize::MAX);
+        let window = limits.window.unwrap_or(usize::MAX);
         let (tiles, out) = (tiles(batch, layout), OutPtr(out.as_mut_ptr()));
         let of = |i: usize| {
             let (tile, kv_head, out) = (tiles[i / layout.kv_heads], i % layout.kv_heads, &out);
             let (data, segments, to) = (self.memory.as_ptr(), segments(tile, window), To::Out(out.0));
-            Attend { data, shape: self.shape, layer, qkv, layout, tile, kv_head, window, segments, to }
+            let (shape, cap) = (self.shape, limits.cap);
+            Attend { data, shape, layer, qkv, layout, tile, kv_head, window, cap, segments, to }
         };
         let count = tiles.len() * layout.kv_heads;
         match Shares::new(count, pool.threads(), of) {

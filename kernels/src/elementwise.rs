@@ -2,6 +2,17 @@
 //!
 //! Each works on whole rows, one row after another, in lanes of a fixed order: a row's bits do not depend on the
 //! other rows.
+//!
+//! `gate` is that of the feed-forward, `cap` keeps numbers small; the rest is here.
+
+mod cap;
+mod gate;
+
+pub(crate) use self::cap::{cap_slope, capped, for_ranges};
+pub use self::{
+    cap::cap_in_place,
+    gate::{Gate, gate_mul},
+};
 
 use crate::{
     isa::Isa,
@@ -180,103 +191,6 @@ impl Kernel for NormInPlace<'_> {
     }
 }
 
-/// What a gate lets through: `gate * sigmoid(z(gate))`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Gate {
-    /// `z(x) = x`.
-    #[default]
-    Silu,
-    /// `z(x) = 2 √(2/π) (x + 0.044715 x³)`: the Gaussian error unit, by its approximation with a hyperbolic tangent.
-    GeluTanh,
-}
-
-/// `2 √(2/π)`, and its share of the cube.
-pub(crate) const GELU_LINEAR: f32 = 1.595_769;
-pub(crate) const GELU_CUBIC: f32 = GELU_LINEAR * 0.044_715;
-
-impl Gate {
-    /// `z(x)`.
-    #[inline(always)]
-    pub(crate) fn argument<S: Simd>(self, x: S::F) -> S::F {
-        match self {
-            Self::Silu => x,
-            Self::GeluTanh => {
-                let square = S::mul(x, x);
-                S::mul(x, S::fma(square, S::splat(GELU_CUBIC), S::splat(GELU_LINEAR)))
-            }
-        }
-    }
-
-    /// `z'(x)`.
-    #[inline(always)]
-    pub(crate) fn slope<S: Simd>(self, x: S::F) -> S::F {
-        match self {
-            Self::Silu => S::splat(1.0),
-            Self::GeluTanh => {
-                let square = S::mul(x, x);
-                S::fma(square, S::splat(3.0 * GELU_CUBIC), S::splat(GELU_LINEAR))
-            }
-        }
-    }
-}
-
-/// `out = gate * sigmoid(z(gate)) * up` for rows `[gate | up]` of `2 * width`.
-///
-/// # Panics
-///
-/// If the shapes do not fit together.
-pub fn gate_mul(pool: &mut Pool, isa: Isa, gate: Gate, gate_up: &[f32], width: usize, out: &mut [f32]) {
-    assert_eq!(gate_up.len(), 2 * out.len(), "two inputs an output");
-    assert!(out.len().is_multiple_of(width), "whole rows");
-    let job = GateMul { gate, gate_up: gate_up.as_ptr(), out: out.as_mut_ptr(), width, rows: (0, 0) };
-    for_row_ranges(pool, out.len() / width, |from, to| isa.dispatch(job.over(from, to)));
-}
-
-#[derive(Clone, Copy)]
-struct GateMul {
-    gate: Gate,
-    gate_up: *const f32,
-    out: *mut f32,
-    width: usize,
-    rows: (usize, usize),
-}
-// SAFETY: threads are given disjoint ranges of rows of buffers that outlive the parallel region.
-unsafe impl Sync for GateMul {}
-
-impl GateMul {
-    fn over(&self, from: usize, to: usize) -> Self {
-        Self { rows: (from, to), ..*self }
-    }
-}
-
-impl Kernel for GateMul {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self) {
-        for row in self.rows.0..self.rows.1 {
-            let mut c = 0;
-            while c < self.width {
-                let n = LANES.min(self.width - c);
-                // SAFETY: `gate_mul` has checked the sizes; the row is this thread's alone.
-                unsafe {
-                    let gate = S::load_head(self.gate_up.add(2 * row * self.width + c), n);
-                    let up = S::load_head(self.gate_up.add((2 * row + 1) * self.width + c), n);
-                    let one = S::splat(1.0);
-                    let denominator =
-                        S::add(one, S::exp(S::sub(S::splat(0.0), self.gate.argument::<S>(gate))));
-                    S::store_head(
-                        self.out.add(row * self.width + c),
-                        S::mul(S::div(gate, denominator), up),
-                        n,
-                    );
-                }
-                c += LANES;
-            }
-        }
-    }
-}
-
 /// Heads of a row that are normed and rotated.
 #[derive(Debug, Clone, Copy)]
 pub struct Heads<'a> {
@@ -284,39 +198,69 @@ pub struct Heads<'a> {
     pub column: usize,
     /// Heads.
     pub count: usize,
-    /// Norm of each head before its rotation (Qwen3, Gemma 3).
+    /// Norm before their rotation: of each head (Qwen3, Gemma 3), or of several heads at once, as wide as its weights are (OLMo 2).
     pub norm: Option<Norm<'a>>,
     /// Multiplies the result (`1 / sqrt(head_dim)` for queries).
     pub scale: f32,
 }
 
-/// Rotates heads in place: `(a, b) -> (a cos - b sin, b cos + a sin)` for the halves `a`, `b` of each head.
+impl Heads<'_> {
+    /// Checks that its norm is of whole heads, and of the same number of them wherever it is applied.
+    pub(crate) fn check_norm(&self, head_dim: usize) {
+        let fits =
+            |width: usize| width.is_multiple_of(head_dim) && (self.count * head_dim).is_multiple_of(width);
+        assert!(self.norm.is_none_or(|norm| fits(norm.weight.len())), "a norm of whole heads");
+    }
+}
+
+/// By what heads are rotated.
+#[derive(Debug, Clone, Copy)]
+pub struct Rotation<'a> {
+    /// The first so many features of a head are; an even number.
+    pub width: usize,
+    /// `[rows, width / 2]`.
+    pub cos: &'a [f32],
+    /// The same.
+    pub sin: &'a [f32],
+}
+
+impl Rotation<'_> {
+    /// Checks that it is one of heads of `head_dim` in so many rows; returns the half of its width.
+    pub(crate) fn check(&self, head_dim: usize, rows: usize) -> usize {
+        let half = self.width / 2;
+        assert!(self.width.is_multiple_of(2) && self.width <= head_dim, "features of a head, two by two");
+        assert!(
+            self.cos.len() >= rows * half && self.sin.len() >= rows * half,
+            "an angle for each row and frequency"
+        );
+        half
+    }
+}
+
+/// Rotates heads in place: `(a, b) -> (a cos - b sin, b cos + a sin)` for the halves `a`, `b` of what is rotated of each head.
 ///
-/// `x` has rows of `stride`; `cos` and `sin` have rows of `head_dim / 2`, one a row of `x`.
+/// `x` has rows of `stride`.
 ///
 /// # Panics
 ///
 /// If the shapes do not fit together.
-#[allow(clippy::too_many_arguments, reason = "one operation on one buffer; a struct would only rename them")]
 pub fn rotate(
     pool: &mut Pool,
     isa: Isa,
     x: &mut [f32],
     stride: usize,
     head_dim: usize,
-    cos: &[f32],
-    sin: &[f32],
+    by: Rotation<'_>,
     heads: &[Heads<'_>],
 ) {
     let rows = x.len() / stride;
-    let half = head_dim / 2;
-    assert!(cos.len() >= rows * half && sin.len() >= rows * half, "an angle for each row and frequency");
+    let half = by.check(head_dim, rows);
+    let (cos, sin) = (by.cos.as_ptr(), by.sin.as_ptr());
     for group in heads {
         assert!(group.column + group.count * head_dim <= stride, "heads lie within a row");
-        assert!(group.norm.is_none_or(|norm| norm.weight.len() == head_dim), "a weight a feature of a head");
+        group.check_norm(head_dim);
     }
-    let job =
-        Rotate { x: x.as_mut_ptr(), stride, half, cos: cos.as_ptr(), sin: sin.as_ptr(), heads, rows: (0, 0) };
+    let job = Rotate { x: x.as_mut_ptr(), stride, head_dim, half, cos, sin, heads, rows: (0, 0) };
     for_row_ranges(pool, rows, |from, to| isa.dispatch(job.over(from, to)));
 }
 
@@ -324,6 +268,7 @@ pub fn rotate(
 struct Rotate<'a> {
     x: *mut f32,
     stride: usize,
+    head_dim: usize,
     half: usize,
     cos: *const f32,
     sin: *const f32,
@@ -344,22 +289,39 @@ impl Kernel for Rotate<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self) {
-        let head_dim = 2 * self.half;
+        let head_dim = self.head_dim;
         for row in self.rows.0..self.rows.1 {
             for group in self.heads {
+                if let Some(Norm { weight, eps }) = group.norm {
+                    for at in (0..group.count * head_dim).step_by(weight.len()) {
+                        // SAFETY: `rotate` has checked that the heads exist; the row is this thread's alone.
+                        unsafe {
+                            let x = self.x.add(row * self.stride + group.column + at);
+                            norm_row::<S>(x, weight.as_ptr(), eps, weight.len(), x);
+                        }
+                    }
+                }
                 for head in 0..group.count {
                     // SAFETY: `rotate` has checked that heads and angles exist; the row is this thread's alone.
                     unsafe {
                         let x = self.x.add(row * self.stride + group.column + head * head_dim);
-                        if let Some(norm) = group.norm {
-                            norm_row::<S>(x, norm.weight.as_ptr(), norm.eps, head_dim, x);
-                        }
                         let (cos, sin) = (self.cos.add(row * self.half), self.sin.add(row * self.half));
                         rotate_head::<S>(x, cos, sin, self.half, group.scale);
+                        scale_rest::<S>(x, 2 * self.half, head_dim, group.scale);
                     }
                 }
             }
         }
+    }
+}
+
+/// Scales the features of a head that are not rotated.
+#[inline(always)]
+pub(crate) unsafe fn scale_rest<S: Simd>(x: *mut f32, from: usize, to: usize, scale: f32) {
+    for c in (from..to).step_by(LANES) {
+        let n = LANES.min(to - c);
+        // SAFETY: the caller's: the head has `to` elements.
+        unsafe { S::store_head(x.add(c), S::mul(S::load_head(x.add(c), n), S::splat(scale)), n) };
     }
 }
 

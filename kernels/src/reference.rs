@@ -41,12 +41,20 @@ pub fn gelu_mul(gate: f32, up: f32) -> f32 {
     (gate / (1.0 + (-2.0 * inner).exp()) * f64::from(up)) as f32
 }
 
-/// `softmax(q · keys) values` of one query; `keys` and `values` are `[positions, q.len()]`.
+/// `cap tanh(x / cap)`.
 #[must_use]
-pub fn attention(q: &[f32], keys: &[f32], values: &[f32]) -> Vec<f32> {
+pub fn capped(x: f64, cap: f32) -> f64 {
+    let cap = f64::from(cap);
+    cap * (x / cap).tanh()
+}
+
+/// `softmax(q · keys) values` of one query, whose scores may be [capped]; `keys` and `values` are `[positions, q.len()]`.
+#[must_use]
+pub fn attention(q: &[f32], keys: &[f32], values: &[f32], cap: Option<f32>) -> Vec<f32> {
     let width = q.len();
     let dot = |key: &[f32]| key.iter().zip(q).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum::<f64>();
-    let scores: Vec<f64> = keys.chunks(width).map(dot).collect();
+    let score = |key| cap.map_or(dot(key), |cap| capped(dot(key), cap));
+    let scores: Vec<f64> = keys.chunks(width).map(score).collect();
     let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let weights: Vec<f64> = scores.iter().map(|s| (s - largest).exp()).collect();
     let total: f64 = weights.iter().sum();

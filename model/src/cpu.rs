@@ -7,12 +7,12 @@ use std::convert::Infallible;
 use kernels::{
     Activations, Isa, Pool,
     attention::KvRows,
-    elementwise::{Heads, Norm, add_norm, gate_mul, norm_in_place, rotate},
+    elementwise::{Heads, Norm, Rotation, add_norm, cap_in_place, gate_mul, norm_in_place, rotate},
 };
 
 use crate::{
     forward::{Device, Frame, NormSite, Room, Scratch},
-    shape::{config::Reach, rope::Angles},
+    shape::{config::ModelConfig, rope::Angles},
 };
 
 /// The threads and instructions a pass computes with.
@@ -65,9 +65,10 @@ struct Span {
 }
 
 impl RowTable {
-    /// Cosines and sines of the rows' positions, for a layer that reaches so far.
-    pub(crate) fn angles(&self, reach: Reach) -> (&[f32], &[f32]) {
-        self.angles.tables(reach)
+    /// By what the rows' positions rotate heads, in a layer of this model.
+    pub(crate) fn rotation(&self, config: &ModelConfig, layer: usize) -> Rotation<'_> {
+        let (cos, sin) = self.angles.tables(config.reach(layer));
+        Rotation { width: config.rotary_dim(), cos, sin }
     }
 
     /// The sequences, as kernels take them.
@@ -162,14 +163,24 @@ impl Device for Compute {
         update: Option<&Vec<f32>>,
         out: &mut Activations,
     ) -> Result<(), Infallible> {
-        let norm = Norm { weight: model.norm(site), eps: model.config.norm_eps };
-        let update = update.map(Vec::as_slice);
-        add_norm(&mut self.pool, self.isa, residual, update, norm, out.values_mut());
+        let (update, out) = (update.map(Vec::as_slice), out.values_mut());
+        match model.norm(site) {
+            Some(norm) => add_norm(&mut self.pool, self.isa, residual, update, norm, out),
+            None => {
+                residual.iter_mut().zip(update.unwrap_or_default()).for_each(|(value, more)| *value += more);
+                out.copy_from_slice(residual);
+            }
+        }
         Ok(())
     }
 
     fn scale_embeddings(&mut self, factor: f32, residual: &mut Vec<f32>) -> Result<(), Infallible> {
         residual.iter_mut().for_each(|value| *value *= factor);
+        Ok(())
+    }
+
+    fn scale_update(&mut self, factor: f32, update: &mut Vec<f32>) -> Result<(), Infallible> {
+        update.iter_mut().for_each(|value| *value *= factor);
         Ok(())
     }
 
@@ -179,8 +190,9 @@ impl Device for Compute {
         site: NormSite,
         update: &mut Vec<f32>,
     ) -> Result<(), Infallible> {
-        let norm = Norm { weight: model.norm(site), eps: model.config.norm_eps };
-        norm_in_place(&mut self.pool, self.isa, update, norm);
+        if let Some(norm) = model.norm(site) {
+            norm_in_place(&mut self.pool, self.isa, update, norm);
+        }
         Ok(())
     }
 
@@ -191,15 +203,20 @@ impl Device for Compute {
         qkv: &mut Vec<f32>,
         batch: &RowTable,
     ) -> Result<(), Infallible> {
-        let (layout, (cos, sin)) = (model.qkv_layout(), batch.angles(model.config.reach(layer)));
-        let (stride, head_dim, heads) = (layout.stride(), layout.head_dim, Self::heads(model, layer));
-        rotate(&mut self.pool, self.isa, qkv, stride, head_dim, cos, sin, &heads);
+        let (layout, by) = (model.qkv_layout(), batch.rotation(&model.config, layer));
+        let heads = Self::heads(model, layer);
+        rotate(&mut self.pool, self.isa, qkv, layout.stride(), layout.head_dim, by, &heads);
         Ok(())
     }
 
     fn gate(&mut self, model: &Frame, gate_up: &Vec<f32>, out: &mut Activations) -> Result<(), Infallible> {
         let (gate, width) = (model.config.traits.gate, model.config.intermediate_size);
         gate_mul(&mut self.pool, self.isa, gate, gate_up, width, out.values_mut());
+        Ok(())
+    }
+
+    fn cap_logits(&mut self, cap: f32, logits: &mut Vec<f32>) -> Result<(), Infallible> {
+        cap_in_place(&mut self.pool, self.isa, logits, cap);
         Ok(())
     }
 

@@ -76,6 +76,22 @@ pub(crate) fn embed<D: Device, B: BaseLayers<D>>(
     Ok(())
 }
 
+/// Makes what attention or the feed-forward gave what is added to the residual stream: normed and scaled, in models that do so.
+pub(crate) fn finish_update<D: Device>(
+    model: &Frame,
+    device: &mut D,
+    site: NormSite,
+    update: &mut D::Outputs,
+) -> Result<(), D::Error> {
+    if model.config.norms_updates() {
+        device.norm_update(model, site, update)?;
+    }
+    match model.config.traits.update_scale {
+        Some(factor) => device.scale_update(factor, update),
+        None => Ok(()),
+    }
+}
+
 /// Makes room for the rows of `batch`, and takes in where they stand.
 pub(crate) fn lay_out<A, D: Device>(
     model: &Frame,
@@ -100,7 +116,7 @@ pub(crate) fn run_block<D: Device, B: BaseLayers<D>>(
     let (base, deltas, kv) = parts;
     let mut pass = Pass { model, base, deltas, kv, device, s: scratch };
     pass.attention(layer)?;
-    if model.config.traits.update_norms { pass.feed_forward(layer) } else { pass.gate_up(layer) }
+    if model.config.norms_updates() { pass.feed_forward(layer) } else { pass.gate_up(layer) }
 }
 
 /// Logits of `rows` rows, from the residual stream and the update of `scratch`.
@@ -138,7 +154,7 @@ impl<D: Device, B: BaseLayers<D>, T: Deltas<D>, K: KvStore<D>> Pass<'_, D, B, T,
         self.kv.append(device, layer, &s.qkv, layout, &s.batch)?;
         self.kv.attend(device, layer, &s.qkv, layout, &s.batch, &mut s.attended)?;
         self.linear(layer, LinearGroup::O)?;
-        self.norm_update(NormSite::AttentionUpdate(layer))
+        Ok(finish_update(self.model, self.device, NormSite::AttentionUpdate(layer), &mut self.s.update)?)
     }
 
     fn gate_up(&mut self, layer: usize) -> Result<(), B::Error> {
@@ -150,7 +166,7 @@ impl<D: Device, B: BaseLayers<D>, T: Deltas<D>, K: KvStore<D>> Pass<'_, D, B, T,
         self.gate_up(layer)?;
         self.device.gate(self.model, &self.s.gate_up, &mut self.s.gated)?;
         self.linear(layer, LinearGroup::Down)?;
-        self.norm_update(NormSite::FeedForwardUpdate(layer))
+        Ok(finish_update(self.model, self.device, NormSite::FeedForwardUpdate(layer), &mut self.s.update)?)
     }
 
     /// A group's base outputs, then its deltas; whoever helps with these computes at the same time.
@@ -182,25 +198,19 @@ impl<D: Device, B: BaseLayers<D>, T: Deltas<D>, K: KvStore<D>> Pass<'_, D, B, T,
         self.norm_kept(kept.len())?;
         if scored < kept.len() {
             self.device.take_rows(&mut self.s.normed, scored, &mut self.s.states)?;
+            let divisor = config.traits.logit_divisor.unwrap_or(1.0);
+            self.s.states.iter_mut().for_each(|value| *value *= divisor);
         }
         if scored > 0 { self.logits(logits) } else { Ok(()) }
     }
 }
 
 impl<D: Device, B: BaseLayers<D>, T: Deltas<D>, K> Pass<'_, D, B, T, K> {
-    /// `normed = norm(residual += update)`; before the first layer there is no update yet.
+    /// `normed = norm(residual += update)`, or the same where nothing is normed; before the first layer there is no update yet.
     fn norm(&mut self, site: NormSite) -> Result<(), D::Error> {
         let s = &mut *self.s;
         let update = (site != NormSite::Attention(0)).then_some(&s.update);
         self.device.add_norm(self.model, site, &mut s.residual, update, &mut s.normed)
-    }
-
-    /// `update = norm(update)`, in models that do so.
-    fn norm_update(&mut self, site: NormSite) -> Result<(), B::Error> {
-        if self.model.config.traits.update_norms {
-            self.device.norm_update(self.model, site, &mut self.s.update)?;
-        }
-        Ok(())
     }
 
     /// The last norm, of all `rows` rows that there are.
@@ -215,6 +225,10 @@ impl<D: Device, B: BaseLayers<D>, T: Deltas<D>, K> Pass<'_, D, B, T, K> {
         self.deltas.scale_inputs(device, 0, LinearGroup::Head, x)?;
         self.deltas.begin(device, 0, LinearGroup::Head, x)?;
         self.base.linear(device, 0, LinearGroup::Head, x, logits)?;
-        Ok(self.deltas.add(device, 0, LinearGroup::Head, x, logits)?)
+        self.deltas.add(device, 0, LinearGroup::Head, x, logits)?;
+        match self.model.config.traits.logit_cap {
+            Some(cap) => Ok(device.cap_logits(cap, logits)?),
+            None => Ok(()),
+        }
     }
 }

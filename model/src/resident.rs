@@ -95,8 +95,8 @@ impl<L: HostLayers> ResidentModel<L> {
     pub fn new(weights: LoadedWeights<L>, options: &ResidentOptions) -> Result<Self, ResidentError> {
         let shape = weights.kv_shape(options.kv_dtype);
         let (block_bytes, blocks) = (shape.block_bytes(), options.kv_bytes / shape.block_bytes());
-        let windows = weights.frame.config.windows();
-        let kv = PagedKv::new(shape, blocks, windows).map_err(|source| ResidentError::KvPool {
+        let limits = weights.frame.config.limits();
+        let kv = PagedKv::new(shape, blocks, limits).map_err(|source| ResidentError::KvPool {
             blocks,
             block_bytes,
             source,

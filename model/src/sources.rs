@@ -3,16 +3,21 @@
 //! # Layout
 //!
 //! - [`open`]: whatever the files are; [`identity`]: which base they are. [`gguf`]; [`safetensors`], with `config.json` ([`hf_config`]) and names ([`hf_names`]).
-//! - `gemma`: what all files of that family leave unsaid. `quantization`: how linear layers were quantized, as `config.json` says it.
+//! - `family`: the families that are read; `fused`: those whose linear layers share tensors; `gemma`, `others`: what all files of these leave unsaid. `norms`: weights that are not stored as they are used. `quantization`: how
+//!   linear layers were quantized, as `config.json` says it.
 //! - [`random`]: weights that nobody trained. [`dequantized`]: those of another source, exact.
 
 pub mod dequantized;
+mod family;
+pub(crate) mod fused;
 mod gemma;
 pub mod gguf;
 pub mod hf_config;
 pub mod hf_names;
 pub mod identity;
+mod norms;
 pub mod open;
+mod others;
 mod quantization;
 pub mod random;
 pub mod safetensors;

@@ -136,10 +136,10 @@ fn gemma3_has_norms_of_heads_and_of_updates_and_one_layer_of_six_without_a_windo
     }
     let source = open(&writer).unwrap();
     let config = source.config();
-    assert!(config.qk_norm && config.traits.update_norms && config.traits.gate == Gate::GeluTanh);
+    assert!(config.qk_norm && config.norms_updates() && config.traits.gate == Gate::GeluTanh);
     assert_eq!(config.traits.embedding_scale, Some(32f32.sqrt()));
     assert_eq!(config.traits.score_scale, Some(1.0 / 8f32.sqrt()));
-    assert_eq!(config.windows(), [Some(64), Some(64)]);
+    assert!(config.limits().iter().all(|limits| limits.window == Some(64)));
     let local = config.traits.local_rope.as_ref().unwrap();
     assert_eq!((local.theta, &local.scaling), (10_000.0, &RopeScaling::None));
     assert_eq!((config.rope.theta, &config.rope.scaling), (1e6, &RopeScaling::Linear { factor: 8.0 }));
@@ -175,7 +175,7 @@ fn rope_scaling_is_read_or_refused_by_name() {
 
 #[test]
 fn what_is_not_implemented_is_refused_by_name() {
-    refused(&tiny_gguf("gemma2", &[]), &["\"gemma2\"", "not supported"]);
+    refused(&tiny_gguf("gemma4", &[]), &["\"gemma4\"", "not supported"]);
     refused(&GgufWriter::default(), &["general.architecture", "missing"]);
     refused(&llama().text("general.type", "adapter"), &["\"adapter\""]);
     refused(&llama().u32("split.count", 3), &["several files"]);

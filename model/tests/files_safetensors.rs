@@ -249,11 +249,13 @@ fn gemma3_is_read_as_its_files_before_and_since_transformers_5_have_it_or_refuse
         config
     };
     let config = |changes| open_with(&json(&changes), &entries).unwrap().config().clone();
+    let windows =
+        |config: &ModelConfig| config.limits().iter().map(|limits| limits.window).collect::<Vec<_>>();
     let of_old =
         config(json!({"rope_local_base_freq": 5000.0, "sliding_window": 16, "query_pre_attn_scalar": 4,
         "layer_types": ["full_attention", "sliding_attention"]}));
-    assert!(of_old.tied_head && of_old.qk_norm && of_old.traits.update_norms);
-    assert_eq!(of_old.windows(), [None, Some(16)]);
+    assert!(of_old.tied_head && of_old.qk_norm && of_old.norms_updates());
+    assert_eq!(windows(&of_old), [None, Some(16)]);
     assert_eq!(of_old.traits.score_scale, Some(0.5));
     let theta = |config: &ModelConfig| (config.rope.theta, config.traits.local_rope.as_ref().unwrap().theta);
     assert_eq!(theta(&of_old), (1e6, 5000.0));
@@ -261,7 +263,7 @@ fn gemma3_is_read_as_its_files_before_and_since_transformers_5_have_it_or_refuse
         config(json!({"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 7.0},
         "sliding_attention": {"rope_type": "default", "rope_theta": 9.0}}, "sliding_window_pattern": 2}));
     assert_eq!(theta(&of_new), (7.0, 9.0));
-    assert_eq!(of_new.windows(), [Some(4096), None]);
+    assert_eq!(windows(&of_new), [Some(4096), None]);
 
     let source = open_with(&json(&json!({})), &entries).unwrap();
     let norm = source.tensor(TensorId::FeedForwardUpdateNorm(0)).unwrap();

@@ -55,7 +55,8 @@ fn resident(source: &(dyn WeightSource + Sync)) -> LoadedWeights<ServedLayers> {
 
 #[test]
 fn all_layers_are_the_base_and_a_shortlist_is_a_part_of_its_logits() {
-    for name in ["llama-tied", "llama-bf16", "mistral-window", "qwen2-bias", "qwen3-qknorm"] {
+    let models = ["llama-tied", "llama-bf16", "mistral-window", "qwen2-bias", "qwen3-qknorm"];
+    for name in models.into_iter().chain(["olmo2", "phi3", "gemma2"]) {
         let source = open(&golden(name)).unwrap();
         let weights = resident(&*source);
         let (base, layers) = (weights.shared(), source.config().layers);

@@ -21,9 +21,22 @@ use model::{
 
 use crate::asked::{Asked, summed};
 
-/// Models whose weights are of 32 bits, of 16 bits, with biases, with norms of heads, and of whose layers some have a window.
-const MODELS: [&str; 7] =
-    ["llama-tied", "llama-bf16", "qwen2-f16", "qwen2-bias", "qwen3-qknorm", "gemma3", "gemma3-bf16"];
+/// Models whose weights are of 32 bits, of 16 bits, with biases, with norms of heads, of whose layers some have a window, and of
+/// other families.
+const MODELS: [&str; 12] = [
+    "llama-tied",
+    "llama-bf16",
+    "qwen2-f16",
+    "qwen2-bias",
+    "qwen3-qknorm",
+    "gemma3",
+    "gemma3-bf16",
+    "granite",
+    "olmo2",
+    "phi3",
+    "phi3-bf16",
+    "gemma2",
+];
 
 fn golden(part: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden").join(part)

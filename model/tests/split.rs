@@ -101,7 +101,7 @@ struct Split<'a, E> {
 
 impl<'a, E: EvaluateSites> Split<'a, E> {
     fn new(base: &'a mut E, client: &'a ClientBase, path: SitePath, kv: KvPrecision) -> Self {
-        let kv = PagedKv::new(kv_shape(client.config(), kv), 64, client.config().windows()).unwrap();
+        let kv = PagedKv::new(kv_shape(client.config(), kv), 64, client.config().limits()).unwrap();
         Self { base, client, kv, path }
     }
 

@@ -37,7 +37,8 @@ class RemoteLayer:
 
     name: str
     site: int
-    part: int
+    part: int | None
+    """Which of the site's layers; none if it is all of them, side by side."""
 
 
 @dataclass(frozen=True)

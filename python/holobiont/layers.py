@@ -121,12 +121,16 @@ class SharedInput:
         self.evaluator = evaluator
         self.site = site
         self.widths = widths
-        self.layers: dict[int, weakref.ref[nn.Module]] = {}
+        self.layers: dict[int | None, weakref.ref[nn.Module]] = {}
         self._seen = threading.local()
 
-    def answer(self, part: int, x: Tensor, dtype: torch.dtype) -> Tensor:
+    def width(self, part: int | None) -> int:
+        """Outputs of a part, or of all of them side by side."""
+        return sum(self.widths) if part is None else self.widths[part]
+
+    def answer(self, part: int | None, x: Tensor, dtype: torch.dtype) -> Tensor:
         """What `part` makes of `x`, cast to `dtype`."""
-        if len(self.layers) < 2 or len(self.layers) < len(self.widths) or self._any_bias_is_trained():
+        if part is None or len(self.layers) < 2 or len(self.layers) < len(self.widths) or self._any_bias_is_trained():
             return self._one(part, Op.FORWARD, x.to(dtype))
         key = _key(x, dtype)
         waiting: dict[int, Tensor] = self._waiting(x, key)
@@ -137,13 +141,13 @@ class SharedInput:
             self._seen.key, self._seen.waiting = key, waiting
         return waiting.pop(part)
 
-    def without_bias(self, part: int, x: Tensor, dtype: torch.dtype) -> Tensor:
+    def without_bias(self, part: int | None, x: Tensor, dtype: torch.dtype) -> Tensor:
         """What `part` makes of `x`, cast to `dtype`, less the bias."""
         return self._one(part, Op.FORWARD_NO_BIAS, x.to(dtype))
 
-    def _one(self, part: int, op: Op, x: Tensor) -> Tensor:
+    def _one(self, part: int | None, op: Op, x: Tensor) -> Tensor:
         ask = _Ask(self.evaluator, self.site, part, op, x)
-        answer: Tensor = _Call.apply(x, ask, [self.widths[part]])[0]
+        answer: Tensor = _Call.apply(x, ask, [self.width(part)])[0]
         return answer
 
     def _waiting(self, x: Tensor, key: tuple[Any, ...]) -> dict[int, Tensor]:
@@ -182,7 +186,7 @@ class Place:
     """Where a layer is evaluated, and what it was before."""
 
     def __init__(
-        self, shared: SharedInput, part: int, original: nn.Module | None, owned: Session | None = None
+        self, shared: SharedInput, part: int | None, original: nn.Module | None, owned: Session | None = None
     ) -> None:
         self.shared = shared
         self.part = part
@@ -234,7 +238,7 @@ class VirtLayer(nn.Module):
         shared, part, device = self.holobiont.shared, self.holobiont.part, x.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
         if x.numel() == 0:
-            return x.new_zeros(*x.shape[:-1], shared.widths[part], dtype=dtype)
+            return x.new_zeros(*x.shape[:-1], shared.width(part), dtype=dtype)
         if self.bias is not None and self.bias.requires_grad:
             return shared.without_bias(part, x, dtype) + self.bias
         return shared.answer(part, x, dtype)

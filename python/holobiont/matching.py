@@ -17,6 +17,9 @@ __all__ = ["Layer", "Match", "canonical", "match_layers"]
 # Attributes in which wrappers keep the layer that they wrap.
 _WRAPPED = {"base_layer", "original_module"}
 
+# What transformers calls the one layer that is several in the catalog, side by side (Phi-3).
+_FUSED = {("q_proj", "k_proj", "v_proj"): "qkv_proj", ("gate_proj", "up_proj"): "gate_up_proj"}
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -30,10 +33,10 @@ class Layer:
 
 @dataclass(frozen=True)
 class Match:
-    """Its place in the catalog."""
+    """Its place in the catalog: a part of a site, or all of it if `part` is none."""
 
     site: int
-    part: int
+    part: int | None
 
 
 def canonical(name: str) -> tuple[str, ...]:
@@ -71,6 +74,11 @@ def _by_tail(catalog: Catalog) -> dict[Tail, list[tuple[tuple[str, ...], Match]]
         for index, part in enumerate(site.parts):
             name = canonical(part.name)
             tails.setdefault((name[-1], _numbers(name)), []).append((name, Match(number, index)))
+        first = canonical(site.parts[0].name)
+        fused = _FUSED.get(tuple(canonical(part.name)[-1] for part in site.parts))
+        if fused is not None:
+            name = (*first[:-1], fused)
+            tails.setdefault((fused, _numbers(name)), []).append((name, Match(number, None)))
     return tails
 
 
@@ -106,10 +114,11 @@ def _common_end(a: tuple[str, ...], b: tuple[str, ...]) -> int:
 def _misfit(layer: Layer, place: Match, catalog: Catalog) -> str | None:
     """How the layer's shape differs from the catalog's, if it does."""
     site = catalog.sites[place.site]
-    part = site.parts[place.part]
-    if (layer.inputs, layer.outputs) != (site.columns, part.rows):
-        return f"has {layer.inputs} inputs and {layer.outputs} outputs; the catalog has {site.columns} and {part.rows}"
-    if layer.has_bias != bool(part.has_bias):
+    outputs = site.outputs(place.part)
+    parts = site.parts if place.part is None else (site.parts[place.part],)
+    if (layer.inputs, layer.outputs) != (site.columns, outputs):
+        return f"has {layer.inputs} inputs and {layer.outputs} outputs; the catalog has {site.columns} and {outputs}"
+    if layer.has_bias != any(part.has_bias for part in parts):
         return "has a bias, the catalog's has none" if layer.has_bias else "has no bias, the catalog's has one"
     return None
 
@@ -118,7 +127,7 @@ def _settle(place: Match, rivals: list[tuple[int, str]], catalog: Catalog) -> di
     """Gives a place to the module whose name is most alike; to none if that is not one."""
     longest = max(length for length, _ in rivals)
     winners = [name for length, name in rivals if length == longest]
-    named = catalog.sites[place.site].parts[place.part].name
+    named = catalog.sites[place.site].parts[place.part or 0].name
     settled: dict[str, Match | str] = {name: f"another module is more like {named}" for _, name in rivals}
     if len(winners) == 1:
         settled[winners[0]] = place

@@ -1,4 +1,4 @@
-"""Tiny models of five architectures with random weights, and how they are served by the fake executor."""
+"""Tiny models of six architectures with random weights, and how they are served by the fake executor."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from transformers import (
     GPTBigCodeForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
 )
@@ -48,6 +50,7 @@ MAKERS = {
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**LLAMA_LIKE, tie_word_embeddings=False)),
     "gemma": lambda: GemmaForCausalLM(GemmaConfig(**LLAMA_LIKE, head_dim=16)),
     "gpt_bigcode": lambda: GPTBigCodeForCausalLM(GPTBigCodeConfig(**_GPT_LIKE)),
+    "phi3": lambda: Phi3ForCausalLM(Phi3Config(**LLAMA_LIKE, tie_word_embeddings=False)),
 }
 TARGETS = {
     "llama": ["q_proj", "v_proj", "o_proj", "down_proj"],
@@ -55,9 +58,12 @@ TARGETS = {
     "qwen2": ["q_proj", "v_proj", "gate_proj"],
     "gemma": ["q_proj", "v_proj", "up_proj"],
     "gpt_bigcode": ["c_attn", "c_fc"],
+    "phi3": ["qkv_proj", "gate_up_proj", "down_proj"],
 }
 LAYERS = 2
 _GROUPS = [("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")]
+# What is one layer in transformers, and the executor has as the layers of a group.
+_FUSED = {"qkv_proj": (_GROUPS[0], (64, 32, 32)), "gate_up_proj": (_GROUPS[1], (96, 96))}
 
 
 def make(architecture):
@@ -82,6 +88,12 @@ def sites(model, skip=()):
         weight = module.weight.detach().float()
         weight = (weight.T if kind == "Conv1D" else weight).contiguous().numpy().copy()
         bias = None if module.bias is None else module.bias.detach().float().numpy().copy()
+        if last in _FUSED:
+            parts, rows = _FUSED[last]
+            ends = [sum(rows[: at + 1]) for at in range(len(rows))]
+            for part, end, count in zip(parts, ends, rows):
+                found.setdefault((stem, group), []).append(Weights(f"{stem}.{part}", weight[end - count : end], None))
+            continue
         found.setdefault((stem, group), []).append(Weights(name, weight, bias))
     return list(found.values())
 

@@ -49,6 +49,16 @@ def test_two_that_are_equally_alike_both_stay():
     assert all("as like" in reason for reason in found.values())
 
 
+def test_a_layer_that_is_several_in_the_catalog_is_all_of_its_site():
+    sites = [("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj")]
+    of = [tuple(Part(f"model.layers.3.m.{name}", 8, 0) for name in names) for names in sites]
+    listed = Catalog("m", "a", bytes(32), 0, 0, 0, tuple(Site(4, 7, parts) for parts in of), ())
+    layers = [Layer("layers.3.m.qkv_proj", 4, 24, False), Layer("layers.3.m.gate_up_proj", 4, 16, False)]
+    assert list(match_layers(layers, listed).values()) == [Match(0, None), Match(2, None)]
+    assert "the catalog has 4 and 24" in match_layers([Layer("layers.3.m.qkv_proj", 4, 25, False)], listed)["layers.3.m.qkv_proj"]
+    assert match_layers([Layer("layers.4.m.qkv_proj", 4, 24, False)], listed) == {"layers.4.m.qkv_proj": "not in the catalog"}
+
+
 def test_shapes_and_biases_must_agree():
     listed = catalog("lm_head", inputs=4, outputs=9)
     assert "8 outputs" in match_layers([Layer("lm_head", 4, 8, False)], listed)["lm_head"]

@@ -31,6 +31,7 @@ MIN_MARGIN = 0.02
 MIN_DISTINCT = 8
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 ALL_LINEAR = [*ATTENTION, "gate_proj", "up_proj", "down_proj"]
+FUSED_LINEAR = ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]
 
 
 # --- What every golden consists of ------------------------------------------------------------------------------
@@ -142,7 +143,6 @@ del QWEN3["rope_theta"]
 QWEN3["rope_parameters"] = {"rope_type": "default", "rope_theta": 1000000.0}
 
 
-
 def gemma3_config(**changes):
     """A configuration in the style of Gemma 3: one layer of three sees everything, the others have a window."""
     config = llama_config(
@@ -173,6 +173,58 @@ GEMMA3_NEW = gemma3_config(
     },
 )
 
+GRANITE = llama_config(
+    architectures=["GraniteForCausalLM"],
+    model_type="granite",
+    num_hidden_layers=3,
+    embedding_multiplier=1.5,
+    attention_multiplier=0.2,
+    residual_multiplier=0.6,
+    logits_scaling=0.7,
+)
+
+OLMO2 = llama_config(architectures=["Olmo2ForCausalLM"], model_type="olmo2", num_hidden_layers=3, pad_token_id=0)
+
+
+def phi3_config(**changes):
+    """A configuration in the style of Phi-3."""
+    return llama_config(**{"architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "pad_token_id": 0, **changes})
+
+
+# Rotates 12 of 16 features of a head, more slowly beyond 96 tokens, which none of the cases has.
+PHI3_LONGROPE = phi3_config(
+    partial_rotary_factor=0.75,
+    tie_word_embeddings=True,
+    original_max_position_embeddings=96,
+    rope_scaling={
+        "type": "longrope",
+        "short_factor": [1.0, 1.05, 1.1, 1.4, 1.9, 2.6],
+        "long_factor": [1.0, 1.3, 2.0, 4.0, 8.0, 16.0],
+    },
+)
+
+
+def gemma2_config(**changes):
+    """A configuration in the style of Gemma 2: every second layer sees everything, the others have a window."""
+    config = llama_config(
+        architectures=["Gemma2ForCausalLM"],
+        model_type="gemma2",
+        head_dim=32,
+        hidden_activation="gelu_pytorch_tanh",
+        num_hidden_layers=3,
+        query_pre_attn_scalar=20,
+        rms_norm_eps=1e-6,
+        sliding_window=8,
+        attn_logit_softcapping=3.0,
+        final_logit_softcapping=9.0,
+        tie_word_embeddings=True,
+    )
+    del config["hidden_act"]
+    return {**config, **changes}
+
+
+GEMMA2_TYPES = ["full_attention", "sliding_attention", "full_attention"]
+
 MODELS = {
     "llama-tied": (llama_config(num_hidden_layers=3, tie_word_embeddings=True), torch.float32, 1),
     "llama-rope3": (llama_config(vocab_size=333, rope_scaling=LLAMA3_ROPE), torch.float32, 1),
@@ -188,6 +240,14 @@ MODELS = {
     "llama-sharded": (llama_config(), torch.float32, 3),
     "gemma3": (GEMMA3_OLD, torch.float32, 1),
     "gemma3-bf16": (GEMMA3_NEW, torch.bfloat16, 1),
+    "granite": (GRANITE, torch.float32, 1),
+    "olmo2": (OLMO2, torch.float32, 1),
+    "olmo2-bf16": ({**OLMO2, "tie_word_embeddings": True}, torch.bfloat16, 1),
+    "phi3": (phi3_config(sliding_window=8), torch.float32, 1),
+    "phi3-longrope": (PHI3_LONGROPE, torch.float32, 1),
+    "phi3-bf16": (PHI3_LONGROPE, torch.bfloat16, 1),
+    "gemma2": (gemma2_config(), torch.float32, 1),
+    "gemma2-bf16": (gemma2_config(num_key_value_heads=1, layer_types=GEMMA2_TYPES), torch.bfloat16, 1),
 }
 
 
@@ -224,10 +284,23 @@ def random_tensors(config, generator):
             "mlp.up_proj": (ff, hidden),
             "mlp.down_proj": (hidden, ff),
         }
+        if config["model_type"] == "phi3":
+            shapes = {
+                "self_attn.qkv_proj": (q + 2 * kv, hidden),
+                "self_attn.o_proj": (hidden, q),
+                "mlp.gate_up_proj": (2 * ff, hidden),
+                "mlp.down_proj": (hidden, ff),
+            }
         for name, shape in shapes.items():
             tensors[f"{at}{name}.weight"] = weight(*shape, std=1.4 / shape[1] ** 0.5)
             if config["model_type"] == "qwen2" and name[-6] in "qkv":
                 tensors[f"{at}{name}.bias"] = weight(shape[0], std=0.5)
+        if config["model_type"] == "olmo2":
+            for name, size in {"self_attn.q_norm": q, "self_attn.k_norm": kv}.items():
+                tensors[f"{at}{name}.weight"] = norm(size)
+            for name in ("post_attention_layernorm", "post_feedforward_layernorm"):
+                tensors[f"{at}{name}.weight"] = norm(hidden)
+            continue
         tensors[f"{at}input_layernorm.weight"] = norm(hidden)
         tensors[f"{at}post_attention_layernorm.weight"] = norm(hidden)
         if is_gemma:
@@ -433,6 +506,23 @@ def standard_adapters():
     }
 
 
+def fused_adapters():
+    """The same in small for a model whose files have q, k and v in one layer, and gate and up in another."""
+    f32, f16 = torch.float32, torch.float16
+    patterns = {
+        "rank_pattern": {"qkv_proj": 8, "layers.1.mlp.down_proj": 3, "layers.0.mlp.gate_up_proj": 12},
+        "alpha_pattern": {"o_proj": 20, "layers.0.self_attn.qkv_proj": 30},
+    }
+    return {
+        "rank4-attention": (lora(4, FUSED_LINEAR[:2]), f32),
+        "rank16-all-linear": (lora(16, FUSED_LINEAR), f16),
+        "rank16-rslora": (lora(16, FUSED_LINEAR[:2], use_rslora=True, lora_alpha=8), f32),
+        "patterns": (lora(5, FUSED_LINEAR, lora_alpha=10, **patterns), f32),
+        "some-layers": (lora(8, ["qkv_proj", "gate_up_proj"], layers_to_transform=[1]), f32),
+        "ia3": (ia3(["qkv_proj", "gate_up_proj", "down_proj"], ["down_proj"]), f32),
+    }
+
+
 def adapters_of(model):
     """The adapters made for a tiny model."""
     regular = {
@@ -448,10 +538,12 @@ def adapters_of(model):
         return {**standard_adapters(), "prefix": direct["prefix"]}
     if model == "qwen2-bias":
         return direct
-    if model == "gemma3":
+    if model in ("gemma3", "granite", "olmo2", "gemma2"):
         chosen = ["rank4-attention", "rank16-all-linear", "rank16-rslora", "patterns", "some-layers"]
         standard = standard_adapters()
         return {**{name: standard[name] for name in chosen}, "ia3": direct["ia3"], "prefix": direct["prefix"]}
+    if model == "phi3":
+        return {**fused_adapters(), "prefix": direct["prefix"]}
     if model == "mistral-window":
         return {"prefix": direct["prefix"]}
     if model == "llama-rope3":

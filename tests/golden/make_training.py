@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from make_golden import ALL_LINEAR, HERE, ia3, lora, prefix, read_model, short, write_adapter, write_json
+from make_golden import ALL_LINEAR, FUSED_LINEAR, HERE, ia3, lora, prefix, read_model, short, write_adapter, write_json
 from peft import PeftConfig, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 from training_formulas import SCHEDULERS, losses_golden, optimizer_golden, schedules_golden
@@ -109,6 +109,7 @@ def tensors_distance(these, those):
 # --- Tiny models -------------------------------------------------------------------------------------------------
 
 MODELS = ["llama-tied", "llama-rope3", "mistral-window", "qwen2-bias", "qwen3-qknorm", "gemma3"]
+MODELS += ["granite", "olmo2", "phi3", "gemma2"]
 ADAMW = {"lr": 0.01, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01, "max_grad_norm": 1.0}
 # How far an f32 run may end from the f64 run, in parts of a tensor's largest value: the first steps of AdamW go by the
 # sign of a gradient, and where that is lost in rounding, no implementation can be right.
@@ -120,8 +121,10 @@ def schedule(name, warmup_steps, total_steps=STEPS):
     return {"schedule": name, "warmup_steps": warmup_steps, "total_steps": total_steps}
 
 
-def methods():
+def methods(model):
     """Name -> (configuration, what differs from `ADAMW`)."""
+    if model == "phi3":
+        return fused_methods()
     patterns = {
         "rank_pattern": {"q_proj": 5, "layers.1.mlp.down_proj": 2},
         "alpha_pattern": {"k_proj": 9, "layers.0.self_attn.v_proj": 4},
@@ -136,6 +139,22 @@ def methods():
         ),
         "prefix": (prefix(5), schedule("constant", 2)),
         "lm-head": (lora(4, ["q_proj", "lm_head"]), {**schedule("linear", 0), "weight_decay": 0.0}),
+    }
+
+
+def fused_methods():
+    """The same for a model whose files have q, k and v in one layer, and gate and up in another."""
+    patterns = {"rank_pattern": {"qkv_proj": 5}, "alpha_pattern": {"layers.0.mlp.gate_up_proj": 4}}
+    return {
+        "lora": (lora(4, ["qkv_proj"]), {**schedule("cosine", 2), "max_grad_norm": 8.0}),
+        "lora-all": (lora(3, FUSED_LINEAR, **patterns), schedule("linear", 2, total_steps=12)),
+        "rslora": (lora(8, FUSED_LINEAR, use_rslora=True, layers_to_transform=[1]), schedule("cosine", 2)),
+        "ia3": (
+            ia3(["qkv_proj", "down_proj"], ["down_proj"]),
+            {**schedule("constant", 0), "max_grad_norm": 2.0},
+        ),
+        "prefix": (prefix(5), schedule("constant", 2)),
+        "lm-head": (lora(4, ["o_proj", "lm_head"]), {**schedule("linear", 0), "weight_decay": 0.0}),
     }
 
 
@@ -200,7 +219,7 @@ def train(model, batches, hyperparameters):
 
 def tiny_case(name, method, seed):
     """One method on one model."""
-    config, changes = methods()[method]
+    config, changes = methods(name)[method]
     hyperparameters = {**ADAMW, **changes}
     folder = TRAINING / name / method
     shutil.rmtree(folder, ignore_errors=True)
@@ -241,7 +260,7 @@ def tiny(only):
     for nth, name in enumerate(MODELS):
         if not name.startswith(only):
             continue
-        for mth, method in enumerate(methods()):
+        for mth, method in enumerate(methods(name)):
             tiny_case(name, method, 1 + 10 * nth + mth)
 
 

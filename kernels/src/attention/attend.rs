@@ -7,7 +7,10 @@ use super::{
     layout::{BLOCK_TOKENS, KvRows, KvShape, QkvLayout},
     sum::Sum,
 };
-use crate::simd::{Kernel, LANES, Simd, prefetch};
+use crate::{
+    elementwise::capped,
+    simd::{Kernel, LANES, Simd, prefetch},
+};
 
 /// Positions between two rescalings.
 const SPAN: usize = 256;
@@ -52,6 +55,8 @@ pub(super) struct Attend<'a> {
     pub(super) tile: KvRows<'a>,
     pub(super) kv_head: usize,
     pub(super) window: usize,
+    /// Of scores.
+    pub(super) cap: Option<f32>,
     /// Of the tile's; the first, and one past the last.
     pub(super) segments: (usize, usize),
     pub(super) to: To,
@@ -252,6 +257,7 @@ impl<E: Kept> AttendIn<'_, E> {
                 // SAFETY: the block lies within the span, and has a scale for each position if it has any.
                 unsafe {
                     let score = if E::SCALED { S::mul(sum, S::load(self.scales(block + b))) } else { sum };
+                    let score = self.0.cap.map_or(score, |cap| capped::<S>(score, cap));
                     S::store(scores[at..at + BLOCK_TOKENS].as_mut_ptr(), score);
                 }
             }

@@ -65,6 +65,15 @@ impl KvShape {
     }
 }
 
+/// What attention of a layer leaves out, and how large scores get.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Limits {
+    /// A query sees this many positions at most, its own among them.
+    pub window: Option<usize>,
+    /// A score `s` becomes `cap * tanh(s / cap)` (Gemma 2).
+    pub cap: Option<f32>,
+}
+
 /// Consecutive rows of one sequence.
 #[derive(Debug, Clone, Copy)]
 pub struct KvRows<'a> {

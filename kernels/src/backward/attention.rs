@@ -9,7 +9,8 @@ use super::{
     product::{Into, Product, Strided},
 };
 use crate::{
-    attention::{KvPrecision, QkvLayout},
+    attention::{KvPrecision, Limits, QkvLayout},
+    elementwise::{cap_slope, capped},
     isa::Isa,
     pool::Pool,
     simd::{Kernel, LANES, Simd},
@@ -33,8 +34,8 @@ pub struct Attended<'a> {
     pub layout: QkvLayout,
     /// How keys and values were kept; queries met them rounded so.
     pub precision: KvPrecision,
-    /// As far back as a query saw.
-    pub window: Option<usize>,
+    /// What a query saw, and how large scores got.
+    pub limits: Limits,
     /// What came out, `[rows, heads * head_dim]`.
     pub out: &'a [f32],
 }
@@ -105,6 +106,8 @@ struct Room {
     weights: Vec<f32>,
     /// The same for their gradients, and then those of the scores.
     scores: Vec<f32>,
+    /// What capped scores of a row change by with scores; empty if these are not capped.
+    slopes: Vec<f32>,
 }
 
 impl Kernel for HeadGradient<'_> {
@@ -119,7 +122,7 @@ impl Kernel for HeadGradient<'_> {
         for head in self.kv_head * group..(self.kv_head + 1) * group {
             for first in (0..tokens).step_by(SUM_ROWS) {
                 let count = SUM_ROWS.min(tokens - first);
-                let window = self.attended.window.unwrap_or(usize::MAX);
+                let window = self.attended.limits.window.unwrap_or(usize::MAX);
                 let from = (first + 1).saturating_sub(window);
                 let tile = Tile { head, first, count, from, to: first + count };
                 // SAFETY: `attention_gradient` has checked that rows and columns exist, and gave them to this thread alone.
@@ -152,7 +155,8 @@ impl HeadGradient<'_> {
         }
         let [keys_transposed, values_transposed] = transposed;
         let tile = vec![0.0; SUM_ROWS * tokens];
-        Room { keys, keys_transposed, values_transposed, weights: tile.clone(), scores: tile }
+        let slopes = vec![0.0; if self.attended.limits.cap.is_some() { tokens } else { 0 }];
+        Room { keys, keys_transposed, values_transposed, weights: tile.clone(), scores: tile, slopes }
     }
 
     /// A row's element of `[q | k | v]`, counted from the sequence's first token.
@@ -199,8 +203,13 @@ impl HeadGradient<'_> {
                 let at = self.out(first + row, head);
                 let along = dot::<S>(&self.attended.out[at..at + width], &self.g[at..at + width]);
                 let visible = self.visible(tile, row);
-                let (weights, scores) = (weights.add(row * room_stride), scores.add(row * room_stride));
-                soften::<S>(weights, scores, along, visible, seen);
+                let weights = std::slice::from_raw_parts_mut(weights.add(row * room_stride), seen);
+                let scores = std::slice::from_raw_parts_mut(scores.add(row * room_stride), seen);
+                if let Some(cap) = self.attended.limits.cap {
+                    cap_scores::<S>(weights, &mut room.slopes, cap);
+                }
+                soften::<S>(weights, scores, along, visible);
+                scores.iter_mut().zip(&room.slopes).for_each(|(g, slope)| *g *= slope);
             }
             let to_queries = self.to.0.add(self.column(first, head * width));
             let to_keys = self.to.0.add(self.column(from, layout.key_column() + self.kv_head * width));
@@ -238,7 +247,7 @@ impl HeadGradient<'_> {
     #[inline(always)]
     fn visible(&self, tile: Tile, row: usize) -> (usize, usize) {
         let end = tile.first + row + 1;
-        let from = end.saturating_sub(self.attended.window.unwrap_or(usize::MAX));
+        let from = end.saturating_sub(self.attended.limits.window.unwrap_or(usize::MAX));
         (from - tile.from, end - tile.from)
     }
 }
@@ -254,25 +263,25 @@ fn dot<S: Simd>(a: &[f32], b: &[f32]) -> f32 {
     S::sum(sum)
 }
 
+/// Caps the scores of a row, and notes by what that changes with them.
+#[inline(always)]
+fn cap_scores<S: Simd>(scores: &mut [f32], slopes: &mut [f32], cap: f32) {
+    for (scores, slopes) in scores.chunks_mut(LANES).zip(slopes.chunks_mut(LANES)) {
+        let n = scores.len();
+        // SAFETY: as many lanes exist of scores; of slopes there is one for each token of the sequence.
+        unsafe {
+            let score = capped::<S>(S::load_head(scores.as_ptr(), n), cap);
+            S::store_head(scores.as_mut_ptr(), score, n);
+            S::store_head(slopes.as_mut_ptr(), cap_slope::<S>(score, cap), n);
+        }
+    }
+}
+
 /// Turns the scores of a row in `weights` into weights, 0 where it does not see, and the gradients of the weights in
 /// `scores` into those of the scores: `w (g - sum of w g)`, of which `along` is the sum.
-///
-/// # Safety
-///
-/// Both have `count` elements.
 #[inline(always)]
-unsafe fn soften<S: Simd>(
-    weights: *mut f32,
-    scores: *mut f32,
-    along: f32,
-    (from, to): (usize, usize),
-    count: usize,
-) {
-    // SAFETY: the caller's.
-    let weights = unsafe { std::slice::from_raw_parts_mut(weights, count) };
-    // SAFETY: the caller's.
-    let scores = unsafe { std::slice::from_raw_parts_mut(scores, count) };
-    for outside in [0..from, to..count] {
+fn soften<S: Simd>(weights: &mut [f32], scores: &mut [f32], along: f32, (from, to): (usize, usize)) {
+    for outside in [0..from, to..weights.len()] {
         weights[outside.clone()].fill(0.0);
         scores[outside].fill(0.0);
     }

@@ -1,7 +1,7 @@
 //! Gradients of norms, rotary embedding and gating.
 
 use crate::{
-    elementwise::{Gate, Heads, Norm, for_row_ranges},
+    elementwise::{Gate, Heads, Norm, Rotation, cap_slope, for_ranges, for_row_ranges, scale_rest},
     isa::Isa,
     pool::Pool,
     simd::{Kernel, LANES, Simd},
@@ -187,10 +187,56 @@ impl Kernel for GateMulGradient {
     }
 }
 
+/// Turns `g`, the gradient at what [`cap_in_place`](crate::elementwise::cap_in_place) gave, into that at what it was given, in
+/// place.
+///
+/// # Panics
+///
+/// If the shapes do not fit together.
+pub fn cap_gradient(pool: &mut Pool, isa: Isa, capped: &[f32], g: &mut [f32], cap: f32) {
+    assert_eq!(capped.len(), g.len(), "a gradient for each element");
+    let job = CapGradient { capped: capped.as_ptr(), g: g.as_mut_ptr(), cap, elements: (0, 0) };
+    for_ranges(pool, g.len(), |from, to| isa.dispatch(job.over(from, to)));
+}
+
+#[derive(Clone, Copy)]
+struct CapGradient {
+    capped: *const f32,
+    g: *mut f32,
+    cap: f32,
+    elements: (usize, usize),
+}
+// SAFETY: threads are given disjoint ranges of elements of buffers that outlive the parallel region.
+unsafe impl Sync for CapGradient {}
+
+impl CapGradient {
+    fn over(&self, from: usize, to: usize) -> Self {
+        Self { elements: (from, to), ..*self }
+    }
+}
+
+impl Kernel for CapGradient {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        let (from, to) = self.elements;
+        for at in (from..to).step_by(LANES) {
+            let n = LANES.min(to - at);
+            // SAFETY: `cap_gradient` has checked the sizes; the elements are this thread's alone.
+            unsafe {
+                let (slope, g) =
+                    (cap_slope::<S>(S::load_head(self.capped.add(at), n), self.cap), self.g.add(at));
+                S::store_head(g, S::mul(S::load_head(g, n), slope), n);
+            }
+        }
+    }
+}
+
 /// Turns the gradient at heads that [`rotate`](crate::elementwise::rotate) has normed, rotated and scaled into that at
 /// the heads before, in place. `x` are the rows before; it is read only where heads are normed.
 ///
-/// `g` and `x` have rows of `stride`; `cos` and `sin` have rows of `head_dim / 2`, one a row of `g`.
+/// `g` and `x` have rows of `stride`.
 ///
 /// # Panics
 ///
@@ -203,24 +249,24 @@ pub fn rotate_gradient(
     x: &[f32],
     stride: usize,
     head_dim: usize,
-    cos: &[f32],
-    sin: &[f32],
+    by: Rotation<'_>,
     heads: &[Heads<'_>],
 ) {
-    let (rows, half) = (g.len() / stride, head_dim / 2);
-    assert!(cos.len() >= rows * half && sin.len() >= rows * half, "an angle for each row and frequency");
+    let rows = g.len() / stride;
+    let half = by.check(head_dim, rows);
     for group in heads {
         assert!(group.column + group.count * head_dim <= stride, "heads lie within a row");
-        assert!(group.norm.is_none_or(|norm| norm.weight.len() == head_dim), "a weight a feature of a head");
+        group.check_norm(head_dim);
         assert!(group.norm.is_none() || x.len() >= g.len(), "normed heads have their inputs");
     }
     let job = RotateGradient {
         g: g.as_mut_ptr(),
         x: x.as_ptr(),
         stride,
+        head_dim,
         half,
-        cos: cos.as_ptr(),
-        sin: sin.as_ptr(),
+        cos: by.cos.as_ptr(),
+        sin: by.sin.as_ptr(),
         heads,
         rows: (0, 0),
     };
@@ -232,6 +278,7 @@ struct RotateGradient<'a> {
     g: *mut f32,
     x: *const f32,
     stride: usize,
+    head_dim: usize,
     half: usize,
     cos: *const f32,
     sin: *const f32,
@@ -252,7 +299,7 @@ impl Kernel for RotateGradient<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self) {
-        let head_dim = 2 * self.half;
+        let head_dim = self.head_dim;
         for row in self.rows.0..self.rows.1 {
             for group in self.heads {
                 for head in 0..group.count {
@@ -262,10 +309,18 @@ impl Kernel for RotateGradient<'_> {
                         let g = self.g.add(at);
                         let (cos, sin) = (self.cos.add(row * self.half), self.sin.add(row * self.half));
                         rotate_back::<S>(g, cos, sin, self.half, group.scale);
-                        if let Some(norm) = group.norm {
-                            NormRow::of::<S>(self.x.add(at), g, norm, head_dim)
-                                .each::<S>(|c, n, v| S::store_head(g.add(c), v, n));
-                        }
+                        scale_rest::<S>(g, 2 * self.half, head_dim, group.scale);
+                    }
+                }
+                let Some(norm) = group.norm else { continue };
+                let width = norm.weight.len();
+                for first in (0..group.count * head_dim).step_by(width) {
+                    let at = row * self.stride + group.column + first;
+                    // SAFETY: as above.
+                    unsafe {
+                        let g = self.g.add(at);
+                        NormRow::of::<S>(self.x.add(at), g, norm, width)
+                            .each::<S>(|c, n, v| S::store_head(g.add(c), v, n));
                     }
                 }
             }

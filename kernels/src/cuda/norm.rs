@@ -40,12 +40,8 @@ pub fn add_norm(
     out: &mut Matrix,
 ) -> Result<(), CudaError> {
     let (rows, width) = (out.rows(), norm.weight.len());
-    assert_eq!(residual.kind(), NumberKind::F32, "the residual stream is of 32 bits");
-    assert!(residual.rows() == rows && residual.width() == width, "the residual has out's rows");
+    check(residual, update, out);
     assert_eq!(out.width(), width, "a weight a feature");
-    let fits =
-        |update: &Matrix| update.rows() == rows && update.width() == width && update.kind() == out.kind();
-    assert!(update.is_none_or(fits), "the update has out's rows and kind");
     let in_registers = width <= MAX_KEPT && is_packs(width, out.kind());
     let kernel =
         if in_registers { by_kind!("add_norm", out.kind()) } else { by_kind!("add_norm_plain", out.kind()) };
@@ -62,7 +58,7 @@ pub fn add_norm(
     unsafe { launch(stream, kernel, Shape::line(rows, THREADS), &arguments) }
 }
 
-/// `x = x / rms(x) * weight` for rows of `weight.len()`.
+/// `residual += update` (if there is one), then `out = residual`: what [`add_norm`] does, without a norm.
 ///
 /// # Errors
 ///
@@ -70,14 +66,62 @@ pub fn add_norm(
 ///
 /// # Panics
 ///
-/// If these are not rows of that width.
-pub fn norm_in_place(stream: &Stream, x: &mut Matrix, norm: Norm<'_>) -> Result<(), CudaError> {
+/// If the shapes or kinds do not fit together.
+pub fn add_copy(
+    stream: &Stream,
+    residual: &mut Matrix,
+    update: Option<&Matrix>,
+    out: &mut Matrix,
+) -> Result<(), CudaError> {
+    check(residual, update, out);
+    let arguments = [
+        Arg::Ptr(residual.address()),
+        Arg::Ptr(update.map_or(0, Matrix::address)),
+        Arg::Ptr(out.address()),
+        Arg::U32(count(out.width())),
+    ];
+    // SAFETY: 1. The kernel is declared with these arguments. 2. The matrices have the same rows, one a block. 3. What it
+    // writes is borrowed exclusively.
+    unsafe { launch(stream, by_kind!("add_copy", out.kind()), Shape::line(out.rows(), THREADS), &arguments) }
+}
+
+/// Checks that all have the same rows, the residual stream's of 32 bits.
+fn check(residual: &Matrix, update: Option<&Matrix>, out: &Matrix) {
+    assert_eq!(residual.kind(), NumberKind::F32, "the residual stream is of 32 bits");
+    let (rows, width) = (out.rows(), out.width());
+    assert!(residual.rows() == rows && residual.width() == width, "the residual has out's rows");
+    let fits =
+        |update: &Matrix| update.rows() == rows && update.width() == width && update.kind() == out.kind();
+    assert!(update.is_none_or(fits), "the update has out's rows and kind");
+}
+
+/// `x = x / rms(x) * weight` for columns `column..column + weight.len()` of all rows.
+///
+/// # Errors
+///
+/// The device is lost.
+///
+/// # Panics
+///
+/// If the columns do not exist.
+pub fn norm_in_place(
+    stream: &Stream,
+    x: &mut Matrix,
+    column: usize,
+    norm: Norm<'_>,
+) -> Result<(), CudaError> {
     let width = norm.weight.len();
-    assert_eq!(x.width(), width, "a weight a feature");
-    let arguments =
-        [Arg::Ptr(x.address()), Arg::Ptr(norm.weight.address()), Arg::F32(norm.eps), Arg::U32(count(width))];
-    // SAFETY: 1. The kernel is declared with these arguments. 2. The matrix has rows of `width`, one a block; the weight
-    // has `width` numbers. 3. What it writes is borrowed exclusively.
+    assert!(column + width <= x.width(), "the columns exist");
+    let first = x.address() + (column * x.kind().bytes()) as u64;
+    let arguments = [
+        Arg::Ptr(first),
+        Arg::U32(count(x.width())),
+        Arg::Ptr(norm.weight.address()),
+        Arg::F32(norm.eps),
+        Arg::U32(count(width)),
+    ];
+    // SAFETY: 1. The kernel is declared with these arguments. 2. The matrix has the columns, a row a block; the weight has
+    // `width` numbers. 3. What it writes is borrowed exclusively.
     unsafe { launch(stream, by_kind!("norm_in_place", x.kind()), Shape::line(x.rows(), THREADS), &arguments) }
 }
 

@@ -6,6 +6,7 @@ use super::{
     CudaError, DeviceVec, Matrix, Stream,
     launch::{Arg, Shape, by_kind, count, launch},
 };
+use crate::lora::NumberKind;
 
 /// Threads of a block: `THREADS` of `rows.cu`.
 const THREADS: u32 = 256;
@@ -79,6 +80,24 @@ pub fn scale_columns(
     // SAFETY: 1. The kernel is declared with these arguments. 2. The rows and columns exist, with a factor a column.
     // 3. What it writes is borrowed exclusively.
     unsafe { launch(stream, by_kind!("scale_columns", values.kind()), shape, &arguments) }
+}
+
+/// `values = cap * tanh(values / cap)`, of 32 bits (logits).
+///
+/// # Errors
+///
+/// The device is lost.
+///
+/// # Panics
+///
+/// If numbers are not of 32 bits.
+pub fn cap(stream: &Stream, values: &mut Matrix, cap: f32) -> Result<(), CudaError> {
+    assert_eq!(values.kind(), NumberKind::F32, "numbers of 32 bits");
+    let numbers = values.rows() * values.width();
+    let arguments = [Arg::Ptr(values.address()), Arg::F32(cap), Arg::U64(numbers as u64)];
+    // SAFETY: 1. The kernel is declared with these arguments. 2. There are so many numbers. 3. What it writes is borrowed
+    // exclusively.
+    unsafe { launch(stream, "cap_f32", Shape::line(chunks(numbers), THREADS), &arguments) }
 }
 
 /// Overwrites columns `column..column + width` of some rows with as many rows of `width` from element `at` of `values`

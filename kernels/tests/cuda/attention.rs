@@ -3,12 +3,13 @@
 
 use half::f16;
 use kernels::{
-    attention::{BLOCK_TOKENS, KvPrecision, KvRows, KvShape, QkvLayout},
+    attention::{BLOCK_TOKENS, KvPrecision, KvRows, KvShape, Limits, QkvLayout},
     cuda::{
         Graph, Matrix, Replay, Stream,
         attention::{KvPool, RowTable},
     },
     lora::NumberKind,
+    reference::capped,
 };
 
 use crate::support::{KINDS, Random, distance, matrix, rounded, stream, unwritten};
@@ -38,7 +39,7 @@ struct Case {
     kv_heads: usize,
     group: usize,
     head_dim: usize,
-    window: Option<usize>,
+    limits: Limits,
 }
 
 const PLAIN: Case = Case {
@@ -47,7 +48,7 @@ const PLAIN: Case = Case {
     kv_heads: 2,
     group: 1,
     head_dim: 64,
-    window: None,
+    limits: Limits { window: None, cap: None },
 };
 
 impl Case {
@@ -154,7 +155,7 @@ impl World {
         let mut out = unwritten(stream, self.case.kind, qkv.rows(), layout.heads * layout.head_dim);
         table.upload(stream, &batch).unwrap();
         pool.append(stream, LAYER, &qkv, layout, table).unwrap();
-        pool.attend(stream, LAYER, &qkv, layout, table, self.case.window, &mut out).unwrap();
+        pool.attend(stream, LAYER, &qkv, layout, table, self.case.limits, &mut out).unwrap();
         out.to_vec(stream).unwrap()
     }
 
@@ -184,10 +185,11 @@ impl World {
         let rows: Vec<&[f32]> = rows.collect();
         let key_column = (layout.heads + head / case.group) * width;
         let value_column = key_column + layout.kv_heads * width;
-        let first = case.window.map_or(0, |window| (row + 1).saturating_sub(window));
+        let first = case.limits.window.map_or(0, |window| (row + 1).saturating_sub(window));
         let query = &rows[row][head * width..][..width];
-        let score =
+        let product =
             |key: &[f32]| -> f64 { query.iter().zip(key).map(|(&q, &k)| case.kept(q) * case.kept(k)).sum() };
+        let score = |key| case.limits.cap.map_or(product(key), |cap| capped(product(key), cap));
         let seen = &rows[first..=row];
         let scores: Vec<f64> = seen.iter().map(|row| score(&row[key_column..][..width])).collect();
         let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -263,7 +265,18 @@ fn attention_in_singles_is_the_plain_softmax() {
 fn a_window_hides_what_lies_before_it() {
     for (at, window) in [1, 5, 16, 50, 130].into_iter().enumerate() {
         for precision in [KvPrecision::F16, KvPrecision::F32] {
-            assert_mixed_batch(Case { window: Some(window), group: 3, precision, ..PLAIN }, 400 + at as u64);
+            let limits = Limits { window: Some(window), cap: None };
+            assert_mixed_batch(Case { limits, group: 3, precision, ..PLAIN }, 400 + at as u64);
+        }
+    }
+}
+
+#[test]
+fn capped_scores_are_those_of_the_plain_form() {
+    for (at, cap) in [1.0, 5.0, 50.0].into_iter().enumerate() {
+        for precision in [KvPrecision::F16, KvPrecision::F32] {
+            let limits = Limits { window: (at == 1).then_some(50), cap: Some(cap) };
+            assert_mixed_batch(Case { limits, group: 3, precision, ..PLAIN }, 430 + at as u64);
         }
     }
 }
@@ -303,7 +316,8 @@ fn long_contexts_are_joined_from_their_spans() {
 fn spans_before_the_window_are_not_joined() {
     let Some(stream) = stream() else { return };
     for window in [1, 100, 128, 300] {
-        let case = Case { kv_heads: 1, group: 4, window: Some(window), ..PLAIN };
+        let case =
+            Case { kv_heads: 1, group: 4, limits: Limits { window: Some(window), cap: None }, ..PLAIN };
         let world = World::new(case, &[700], 600 + window as u64);
         let last = [slice(0, 693, 700)];
         world.assert_plain(&last, &world.attend_after_all_before(&stream, &last));
@@ -388,7 +402,7 @@ fn rows_of_no_sequence_are_left_alone() {
         let mut out = unwritten(&stream, world.case.kind, 30, width);
         table.upload(&stream, &batch).unwrap();
         pool.append(&stream, LAYER, &qkv, layout, &table).unwrap();
-        pool.attend(&stream, LAYER, &qkv, layout, &table, None, &mut out).unwrap();
+        pool.attend(&stream, LAYER, &qkv, layout, &table, Limits::default(), &mut out).unwrap();
         let out = out.to_vec(&stream).unwrap();
         world.assert_plain(&[slice(0, 2, 5)], &out[width..4 * width]);
         world.assert_plain(&[slice(1, 0, 20)], &out[5 * width..25 * width]);
@@ -428,7 +442,7 @@ fn a_recorded_step_serves_every_table_of_its_shape() {
         let record = |pool: &mut KvPool, qkv: &Matrix, table: &RowTable, out: &mut Matrix| {
             Graph::capture(&stream, || {
                 pool.append(&stream, LAYER, qkv, layout, table)?;
-                pool.attend(&stream, LAYER, qkv, layout, table, None, out)
+                pool.attend(&stream, LAYER, qkv, layout, table, Limits::default(), out)
             })
         };
         let mut graph = record(&mut pool, &qkv, &table, &mut out).unwrap();

@@ -3,7 +3,7 @@
 use kernels::{
     cuda::{
         DeviceVec, Graph, Norm, Replay, Stream,
-        norm::{add_norm, norm_in_place},
+        norm::{add_copy, add_norm, norm_in_place},
     },
     lora::NumberKind,
     reference::rms_norm,
@@ -39,7 +39,7 @@ fn check(stream: &Stream, kind: NumberKind, rows: usize, width: usize, random: &
         assert_close(&what, &out.to_vec(stream).unwrap(), &want, 1e-6 + epsilon(kind));
     }
     let mut here = matrix(stream, kind, width, &update);
-    norm_in_place(stream, &mut here, norm).unwrap();
+    norm_in_place(stream, &mut here, 0, norm).unwrap();
     let (_, want) = wanted(&update, None, &weight);
     let what = format!("{kind:?} {rows}x{width} in place");
     assert_close(&what, &here.to_vec(stream).unwrap(), &want, 1e-6 + epsilon(kind));
@@ -55,6 +55,45 @@ fn the_norm_is_that_of_the_reference_for_every_kind_and_width() {
         }
         check(&stream, kind, 1, 576, &mut random);
         check(&stream, kind, 70, 576, &mut random);
+    }
+}
+
+#[test]
+fn only_the_named_columns_are_normed() {
+    let Some(stream) = stream() else { return };
+    let mut random = Random::new(4);
+    let (rows, width, column, normed) = (5, 700, 37, 577);
+    for kind in KINDS {
+        let (values, weight) = (rounded(kind, &random.normals(rows * width)), random.normals(normed));
+        let on_device = DeviceVec::from_slice(&stream, &weight).unwrap();
+        let mut got = matrix(&stream, kind, width, &values);
+        norm_in_place(&stream, &mut got, column, Norm { weight: &on_device, eps: EPS }).unwrap();
+        let mut want = values;
+        for row in want.chunks_mut(width) {
+            let of_row = rms_norm(&row[column..column + normed], &weight, EPS);
+            row[column..column + normed].copy_from_slice(&of_row);
+        }
+        assert_close(&format!("{kind:?}"), &got.to_vec(&stream).unwrap(), &want, 1e-6 + epsilon(kind));
+    }
+}
+
+#[test]
+fn without_a_norm_the_residual_goes_on_as_it_is() {
+    let Some(stream) = stream() else { return };
+    let mut random = Random::new(5);
+    for (kind, width) in KINDS.into_iter().flat_map(|kind| [8, 300].map(|width| (kind, width))) {
+        let (residual, update) = (random.normals(3 * width), rounded(kind, &random.normals(3 * width)));
+        for update in [None, Some(&update[..])] {
+            let mut got = matrix(&stream, NumberKind::F32, width, &residual);
+            let mut out = unwritten(&stream, kind, 3, width);
+            let added = update.map(|update| matrix(&stream, kind, width, update));
+            add_copy(&stream, &mut got, added.as_ref(), &mut out).unwrap();
+            let sums = residual.iter().enumerate();
+            let sums = sums.map(|(at, &value)| value + update.map_or(0.0, |update| update[at]));
+            let sums: Vec<f32> = sums.collect();
+            assert_eq!(got.to_vec(&stream).unwrap(), sums);
+            assert_eq!(out.to_vec(&stream).unwrap(), rounded(kind, &sums), "{kind:?} {width}");
+        }
     }
 }
 

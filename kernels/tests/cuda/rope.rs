@@ -2,7 +2,10 @@
 
 use kernels::{
     attention::QkvLayout,
-    cuda::{DeviceVec, Norm, Stream, rope::rotate},
+    cuda::{
+        DeviceVec, Norm, Stream,
+        rope::{Rotation, rotate},
+    },
     lora::NumberKind,
     reference::rms_norm,
 };
@@ -14,9 +17,12 @@ const EPS: f32 = 1e-6;
 /// Weights of the norms of query and key heads, if there are any.
 type Weights<'a> = Option<(&'a [f32], &'a [f32])>;
 
-fn frequencies(head_dim: usize) -> Vec<f32> {
-    (0..head_dim / 2).map(|i| 1.0 / 10_000f32.powf(2.0 * i as f32 / head_dim as f32)).collect()
+fn frequencies(turned: usize) -> Vec<f32> {
+    (0..turned / 2).map(|i| 1.0 / 10_000f32.powf(2.0 * i as f32 / turned as f32)).collect()
 }
+
+/// What is rotated is multiplied with.
+const MAGNITUDE: f32 = 1.25;
 
 fn scale(layout: QkvLayout) -> f32 {
     1.0 / (layout.head_dim as f32).sqrt()
@@ -25,18 +31,27 @@ fn scale(layout: QkvLayout) -> f32 {
 /// One head, turned in 64 bits; the angle alone is rounded to 32 bits before its sine is taken, as models do.
 fn turned(head: &[f32], position: u32, frequencies: &[f32], weight: Option<&[f32]>, scale: f64) -> Vec<f32> {
     let normed = weight.map_or_else(|| head.to_vec(), |weight| rms_norm(head, weight, EPS));
-    let (a, b) = normed.split_at(head.len() / 2);
+    let (turned, rest) = normed.split_at(2 * frequencies.len());
+    let (a, b) = turned.split_at(frequencies.len());
     let turn = |i: usize| {
         let (sin, cos) = f64::from(position as f32 * frequencies[i]).sin_cos();
+        let (sin, cos) = (sin * f64::from(MAGNITUDE), cos * f64::from(MAGNITUDE));
         let (a, b) = (f64::from(a[i]), f64::from(b[i]));
         (((a * cos - b * sin) * scale) as f32, ((b * cos + a * sin) * scale) as f32)
     };
     let (first, second): (Vec<f32>, Vec<f32>) = (0..a.len()).map(turn).unzip();
-    [first, second].concat()
+    let rest = rest.iter().map(|&value| (f64::from(value) * scale) as f32).collect();
+    [first, second, rest].concat()
 }
 
-fn wanted(qkv: &[f32], layout: QkvLayout, positions: &[u32], weights: Weights<'_>) -> Vec<f32> {
-    let frequencies = frequencies(layout.head_dim);
+fn wanted(
+    qkv: &[f32],
+    layout: QkvLayout,
+    turned_features: usize,
+    positions: &[u32],
+    weights: Weights<'_>,
+) -> Vec<f32> {
+    let frequencies = frequencies(turned_features);
     let scale = 1.0 / (layout.head_dim as f64).sqrt();
     let head = |row: usize, index: usize, head: &[f32]| {
         let position = positions[row];
@@ -56,29 +71,35 @@ fn wanted(qkv: &[f32], layout: QkvLayout, positions: &[u32], weights: Weights<'_
 }
 
 fn check(stream: &Stream, kind: NumberKind, layout: QkvLayout, positions: &[u32], random: &mut Random) {
+    for turned in [layout.head_dim, layout.head_dim / 4 * 2] {
+        check_turned(stream, kind, layout, turned, positions, random);
+    }
+}
+
+/// With so many features of each head turned.
+fn check_turned(
+    stream: &Stream,
+    kind: NumberKind,
+    layout: QkvLayout,
+    turned: usize,
+    positions: &[u32],
+    random: &mut Random,
+) {
     let qkv = rounded(kind, &random.normals(positions.len() * layout.stride()));
     let (query, key) = (random.normals(layout.head_dim), random.normals(layout.head_dim));
     let on_device = |values: &[f32]| DeviceVec::from_slice(stream, values).unwrap();
     let (query_weight, key_weight) = (on_device(&query), on_device(&key));
-    let frequencies = on_device(&frequencies(layout.head_dim));
+    let frequencies = on_device(&frequencies(turned));
     let rows = DeviceVec::from_slice(stream, positions).unwrap();
     for weights in [None, Some((&query[..], &key[..]))] {
         let norm = |weight| weights.map(|_| Norm { weight, eps: EPS });
         let mut got = matrix(stream, kind, layout.stride(), &qkv);
-        rotate(
-            stream,
-            &mut got,
-            layout,
-            &rows,
-            &frequencies,
-            norm(&query_weight),
-            norm(&key_weight),
-            scale(layout),
-        )
-        .unwrap();
-        let want = wanted(&qkv, layout, positions, weights);
+        let by = Rotation { positions: &rows, frequencies: &frequencies, magnitude: MAGNITUDE };
+        let (query, key) = (norm(&query_weight), norm(&key_weight));
+        rotate(stream, &mut got, layout, by, query, key, scale(layout)).unwrap();
+        let want = wanted(&qkv, layout, turned, positions, weights);
         assert_close(
-            &format!("{kind:?} {layout:?}"),
+            &format!("{kind:?} {layout:?} {turned}"),
             &got.to_vec(stream).unwrap(),
             &want,
             3e-6 + epsilon(kind),
@@ -115,7 +136,8 @@ fn values_are_left_alone() {
     let mut qkv = matrix(&stream, NumberKind::F32, 24, &[1.0; 24]);
     let positions = DeviceVec::from_slice(&stream, &[3]).unwrap();
     let frequencies = DeviceVec::from_slice(&stream, &frequencies(8)).unwrap();
-    rotate(&stream, &mut qkv, layout, &positions, &frequencies, None, None, scale(layout)).unwrap();
+    let by = Rotation { positions: &positions, frequencies: &frequencies, magnitude: 1.0 };
+    rotate(&stream, &mut qkv, layout, by, None, None, scale(layout)).unwrap();
     let got = qkv.to_vec(&stream).unwrap();
     assert_eq!(got[16..], [1.0; 8]);
     assert!(got[..16].iter().all(|&value| value != 1.0), "queries and keys are turned");

@@ -1,11 +1,15 @@
 //! Moving rows about, and changing a few columns of them.
 
-use kernels::cuda::{
-    DeviceVec, Matrix,
-    rows::{append_rows, gather, place, scale_columns, split_rows},
+use kernels::{
+    cuda::{
+        DeviceVec, Matrix,
+        rows::{append_rows, cap, gather, place, scale_columns, split_rows},
+    },
+    lora::NumberKind,
+    reference,
 };
 
-use crate::support::{KINDS, Random, matrix, rounded, stream, unwritten};
+use crate::support::{KINDS, Random, assert_close, matrix, rounded, stream, unwritten};
 
 #[test]
 fn gathered_rows_are_those_that_were_named() {
@@ -42,6 +46,17 @@ fn a_row_that_does_not_exist_is_gathered_as_nan() {
             assert!(got[width..].iter().all(|value| value.is_nan()), "{kind:?} {width}");
         }
     }
+}
+
+#[test]
+fn a_cap_bends_all_numbers_towards_it() {
+    let Some(stream) = stream() else { return };
+    let values: Vec<f32> = Random::new(7).normals(3 * 333).iter().map(|value| 20.0 * value).collect();
+    let mut got = matrix(&stream, NumberKind::F32, 333, &values);
+    cap(&stream, &mut got, 9.0).unwrap();
+    let want: Vec<f32> =
+        values.iter().map(|&value| reference::capped(f64::from(value), 9.0) as f32).collect();
+    assert_close("capped", &got.to_vec(&stream).unwrap(), &want, 1e-5);
 }
 
 #[test]

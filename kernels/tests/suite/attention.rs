@@ -3,7 +3,7 @@
 use half::f16;
 use kernels::{
     Isa, Pool,
-    attention::{BLOCK_TOKENS, KvPool, KvPrecision, KvRows, KvShape, QkvLayout},
+    attention::{BLOCK_TOKENS, KvPool, KvPrecision, KvRows, KvShape, Limits, QkvLayout},
     reference,
 };
 use rand::seq::SliceRandom;
@@ -24,7 +24,7 @@ const LAYER: usize = 1;
 struct World {
     layout: QkvLayout,
     shape: KvShape,
-    window: Option<usize>,
+    limits: Limits,
     /// Rows `[q | k | v]` of each sequence.
     sequences: Vec<Vec<f32>>,
     /// In no order, and with others' between them.
@@ -60,7 +60,7 @@ impl World {
         let table = |tokens: &usize| free.split_off(free.len() - tokens.div_ceil(BLOCK_TOKENS));
         let tables = lengths.iter().map(table).collect();
         let shape = KvShape { layers: LAYERS, kv_heads, head_dim, precision };
-        Self { layout, shape, window, sequences, tables, blocks }
+        Self { layout, shape, limits: Limits { window, cap: None }, sequences, tables, blocks }
     }
 
     fn tokens(&self, sequence: usize) -> usize {
@@ -107,7 +107,7 @@ impl World {
         let (qkv, batch) = self.batch(slices);
         // NaN shows what was not written.
         let mut out = vec![f32::NAN; qkv.len() / self.layout.stride() * self.out_width()];
-        kv.attend(pool, isa, LAYER, &qkv, self.layout, &batch, self.window, &mut out);
+        kv.attend(pool, isa, LAYER, &qkv, self.layout, &batch, self.limits, &mut out);
         out
     }
 
@@ -134,7 +134,7 @@ impl World {
     fn plain(&self, sequence: usize, token: usize) -> Vec<f32> {
         let QkvLayout { heads, kv_heads, head_dim } = self.layout;
         let stride = self.layout.stride();
-        let first = self.window.map_or(0, |window| (token + 1).saturating_sub(window));
+        let first = self.limits.window.map_or(0, |window| (token + 1).saturating_sub(window));
         let at = |row: usize, column: usize| &self.sequences[sequence][row * stride + column..][..head_dim];
         let mut out = Vec::new();
         for head in 0..heads {
@@ -143,7 +143,7 @@ impl World {
                 (first..=token).flat_map(|row| self.keep(at(row, (from + kv_head) * head_dim))).collect()
             };
             let q = at(token, head * head_dim);
-            out.extend(reference::attention(q, &kept(heads), &kept(heads + kv_heads)));
+            out.extend(reference::attention(q, &kept(heads), &kept(heads + kv_heads), self.limits.cap));
         }
         out
     }
@@ -234,6 +234,20 @@ fn attention_is_the_plain_softmax_around_blocks_and_spans_and_behind_windows() {
     }
 }
 
+#[test]
+fn capped_scores_are_those_of_the_plain_form_whatever_lies_in_unused_slots() {
+    for (isa, precision) in Isa::available().into_iter().flat_map(|isa| PRECISIONS.map(|kind| (isa, kind))) {
+        for (group, cap) in [(1, 0.5), (3, 2.0), (8, 50.0)] {
+            let mut world = World::new(&[300, 7], group, 24, precision, Some(100));
+            world.limits.cap = Some(cap);
+            judge(&world, isa, &[(0, 254, 259), (1, 0, 7)]);
+            let capped = world.plain(0, 200);
+            world.limits.cap = None;
+            assert_ne!(bits(&capped), bits(&world.plain(0, 200)));
+        }
+    }
+}
+
 /// Judges the outputs of `slices` when whole sequences are in the pool.
 fn judge(world: &World, isa: Isa, slices: &[Slice]) {
     let mut kv = world.empty(isa, Unused::NotANumber);
@@ -244,7 +258,7 @@ fn judge(world: &World, isa: Isa, slices: &[Slice]) {
     let mut rows = out.chunks(world.out_width());
     for &(sequence, from, to) in slices {
         for token in from..to {
-            let what = format!("{isa:?}, {:?}, {:?}, token {token}", world.shape, world.window);
+            let what = format!("{isa:?}, {:?}, {:?}, token {token}", world.shape, world.limits);
             // Values are at most 1, and so is every mean of them.
             let row = rows.next().expect("a row for each token");
             assert_close(row, &world.plain(sequence, token), 1e-5, &what);

@@ -3,14 +3,15 @@
 
 use kernels::{
     Isa,
-    attention::{KvPrecision, QkvLayout},
+    attention::{KvPrecision, Limits, QkvLayout},
     backward::{
         attention::{Attended, SequenceRows, attention_gradient},
-        elementwise::{gate_mul_gradient, norm_gradient, rotate_gradient},
+        elementwise::{cap_gradient, gate_mul_gradient, norm_gradient, rotate_gradient},
         lora::{FactorGradients, Factors, LoraRoom, Reached, lora_gradients},
         softmax::{LogProbability, log_probability_gradients},
     },
-    elementwise::{Gate, Heads, Norm},
+    elementwise::{Gate, Heads, Norm, Rotation, cap_in_place},
+    reference,
 };
 
 use crate::support::{assert_close, bits, floats, pool, random};
@@ -86,11 +87,18 @@ fn a_gates_gradient_is_what_the_gate_changes_by() {
 
 #[test]
 fn a_rotations_gradient_is_what_norm_rotation_and_scale_change_by() {
+    for (turned, wide) in [(10, false), (10, true), (6, false), (6, true)] {
+        a_rotations_gradient(turned, wide);
+    }
+}
+
+/// Of `turned` features of each head; queries are normed head by head, or all at once.
+fn a_rotations_gradient(turned: usize, wide: bool) {
     let (head_dim, stride, rows) = (10, 33, 3);
-    let half = head_dim / 2;
+    let half = turned / 2;
     let random = &mut random(3);
-    let (x, g, weight) =
-        (floats(random, rows * stride), floats(random, rows * stride), floats(random, head_dim));
+    let (x, g) = (floats(random, rows * stride), floats(random, rows * stride));
+    let weight = floats(random, if wide { 2 * head_dim } else { head_dim });
     let angles = floats(random, rows * half);
     let (cos, sin): (Vec<f32>, Vec<f32>) = angles.iter().map(|a| (a.cos(), a.sin())).unzip();
     let normed = Some(Norm { weight: &weight, eps: EPS });
@@ -101,9 +109,14 @@ fn a_rotations_gradient_is_what_norm_rotation_and_scale_change_by() {
     let rotate = |x: &[f64]| -> Vec<f64> {
         let mut out = x.to_vec();
         for (row, out) in out.chunks_mut(stride).enumerate() {
+            for normed in out[..2 * head_dim].chunks_mut(weight.len()) {
+                let values = norm(normed, &weight);
+                normed.copy_from_slice(&values);
+            }
             for (head, out) in out[..3 * head_dim].chunks_mut(head_dim).enumerate() {
                 let of = &heads[head / 2];
-                let x = if of.norm.is_some() { norm(out, &weight) } else { out.to_vec() };
+                let x = out.to_vec();
+                out.iter_mut().for_each(|value| *value *= f64::from(of.scale));
                 for i in 0..half {
                     let (cos, sin) = (f64::from(cos[row * half + i]), f64::from(sin[row * half + i]));
                     out[i] = (x[i] * cos - x[half + i] * sin) * f64::from(of.scale);
@@ -116,13 +129,29 @@ fn a_rotations_gradient_is_what_norm_rotation_and_scale_change_by() {
     let wanted = differences(&x, &g, rotate);
     for isa in Isa::available() {
         let mut gradient = g.clone();
-        rotate_gradient(&mut pool(2), isa, &mut gradient, &x, stride, head_dim, &cos, &sin, &heads);
-        assert_close(&gradient, &wanted, 1e-4, &format!("{isa:?}"));
+        let by = Rotation { width: turned, cos: &cos, sin: &sin };
+        rotate_gradient(&mut pool(2), isa, &mut gradient, &x, stride, head_dim, by, &heads);
+        assert_close(&gradient, &wanted, 1e-4, &format!("{isa:?}, {turned} features, {wide}"));
+    }
+}
+
+#[test]
+fn a_caps_gradient_is_what_the_cap_changes_by() {
+    let (random, cap) = (&mut random(12), 1.5);
+    let (x, g) = (floats(random, 50), floats(random, 50));
+    let x: Vec<f32> = x.iter().map(|x| 4.0 * x).collect();
+    let wanted = differences(&x, &g, |x| x.iter().map(|&x| reference::capped(x, cap)).collect());
+    for isa in Isa::available() {
+        let (mut capped, mut gradient) = (x.clone(), g.clone());
+        cap_in_place(&mut pool(1), isa, &mut capped, cap);
+        cap_gradient(&mut pool(2), isa, &capped, &mut gradient, cap);
+        assert_close(&gradient, &wanted, 1e-5, &format!("{isa:?}"));
     }
 }
 
 /// Attention of one sequence, rows `[q | k | v]`.
-fn attend(x: &[f64], layout: QkvLayout, window: usize) -> Vec<f64> {
+fn attend(x: &[f64], layout: QkvLayout, limits: Limits) -> Vec<f64> {
+    let window = limits.window.unwrap_or(usize::MAX);
     let QkvLayout { heads, kv_heads, head_dim } = layout;
     let rows: Vec<&[f64]> = x.chunks(layout.stride()).collect();
     let mut out = Vec::new();
@@ -132,7 +161,11 @@ fn attend(x: &[f64], layout: QkvLayout, window: usize) -> Vec<f64> {
             let of = head / (heads / kv_heads);
             let seen = &rows[(row + 1).saturating_sub(window)..=row];
             let part = |row: &[f64], first: usize| row[(first + of) * head_dim..][..head_dim].to_vec();
-            let score = |row: &&[f64]| -> f64 { part(row, heads).iter().zip(q).map(|(k, q)| k * q).sum() };
+            let product = |row: &&[f64]| -> f64 { part(row, heads).iter().zip(q).map(|(k, q)| k * q).sum() };
+            let score = |row: &&[f64]| {
+                let product = product(row);
+                limits.cap.map_or(product, |cap| reference::capped(product, cap))
+            };
             let weights: Vec<f64> = seen.iter().map(|row| score(row).exp()).collect();
             let total: f64 = weights.iter().sum();
             out.extend((0..head_dim).map(|d| {
@@ -145,29 +178,36 @@ fn attend(x: &[f64], layout: QkvLayout, window: usize) -> Vec<f64> {
 }
 
 /// The outputs of `sequences`, in 32 bits.
-fn attended(qkv: &[f32], layout: QkvLayout, window: usize, sequences: &[SequenceRows]) -> Vec<f32> {
+fn attended(qkv: &[f32], layout: QkvLayout, limits: Limits, sequences: &[SequenceRows]) -> Vec<f32> {
     let wide: Vec<f64> = qkv.iter().map(|&v| f64::from(v)).collect();
     let rows = |of: &SequenceRows| &wide[of.first * layout.stride()..(of.first + of.count) * layout.stride()];
-    sequences.iter().flat_map(|of| attend(rows(of), layout, window)).map(|v| v as f32).collect()
+    sequences.iter().flat_map(|of| attend(rows(of), layout, limits)).map(|v| v as f32).collect()
 }
 
 #[test]
 fn the_gradient_of_attention_is_what_attention_changes_by() {
     for (heads, kv_heads, head_dim) in [(1, 1, 4), (4, 2, 6), (3, 1, 18)] {
         let layout = QkvLayout { heads, kv_heads, head_dim };
-        for (window, tokens) in [(usize::MAX, 1), (usize::MAX, 9), (3, 9)] {
+        let cases = [
+            (None, None, 1),
+            (None, None, 9),
+            (Some(3), None, 9),
+            (Some(5), Some(0.5), 9),
+            (None, Some(2.0), 4),
+        ];
+        for (window, cap, tokens) in cases {
+            let limits = Limits { window, cap };
             let random = &mut random((heads * tokens) as u64);
             let qkv = floats(random, tokens * layout.stride());
             let g = floats(random, tokens * heads * head_dim);
             let sequences = [SequenceRows { first: 0, count: tokens }];
-            let wanted = differences(&qkv, &g, |x| attend(x, layout, window));
-            let out = attended(&qkv, layout, window, &sequences);
-            let window = (window < tokens).then_some(window);
-            let from = Attended { qkv: &qkv, layout, precision: KvPrecision::F32, window, out: &out };
+            let wanted = differences(&qkv, &g, |x| attend(x, layout, limits));
+            let out = attended(&qkv, layout, limits, &sequences);
+            let from = Attended { qkv: &qkv, layout, precision: KvPrecision::F32, limits, out: &out };
             for isa in Isa::available() {
                 let mut gradient = vec![f32::NAN; qkv.len()];
                 attention_gradient(&mut pool(2), isa, from, &sequences, &g, &mut gradient);
-                assert_close(&gradient, &wanted, 2e-5, &format!("{isa:?}, {layout:?}, {window:?}, {tokens}"));
+                assert_close(&gradient, &wanted, 2e-5, &format!("{isa:?}, {layout:?}, {limits:?}, {tokens}"));
             }
         }
     }
@@ -177,7 +217,7 @@ fn the_gradient_of_attention_is_what_attention_changes_by() {
 fn a_sequences_gradient_does_not_depend_on_its_company_nor_on_threads() {
     let layout = QkvLayout { heads: 4, kv_heads: 2, head_dim: 8 };
     let random = &mut random(9);
-    let (counts, window) = ([130, 1, 70], Some(50));
+    let (counts, limits) = ([130, 1, 70], Limits { window: Some(50), cap: Some(3.0) });
     let rows: usize = counts.iter().sum();
     let (qkv, g) = (floats(random, rows * layout.stride()), floats(random, rows * 32));
     let mut first = 0;
@@ -185,11 +225,11 @@ fn a_sequences_gradient_does_not_depend_on_its_company_nor_on_threads() {
         first += count;
         SequenceRows { first: first - count, count }
     });
-    let out = attended(&qkv, layout, 50, &sequences);
+    let out = attended(&qkv, layout, limits, &sequences);
     let gradient = |threads: usize, rows: std::ops::Range<usize>, sequences: &[SequenceRows]| {
         let part = |values: &[f32], width: usize| values[rows.start * width..rows.end * width].to_vec();
         let (qkv, g, out) = (part(&qkv, layout.stride()), part(&g, 32), part(&out, 32));
-        let from = Attended { qkv: &qkv, layout, precision: KvPrecision::F16, window, out: &out };
+        let from = Attended { qkv: &qkv, layout, precision: KvPrecision::F16, limits, out: &out };
         let mut gradient = vec![0.0; qkv.len()];
         attention_gradient(&mut pool(threads), Isa::best(), from, sequences, &g, &mut gradient);
         gradient
@@ -217,9 +257,10 @@ fn the_gradient_is_that_of_the_keys_and_values_that_were_kept() {
         }
     }
     let sequences = [SequenceRows { first: 0, count: rows }];
-    let out = attended(&kept, layout, usize::MAX, &sequences);
+    let limits = Limits::default();
+    let out = attended(&kept, layout, limits, &sequences);
     let gradient = |qkv: &[f32], precision: KvPrecision| {
-        let from = Attended { qkv, layout, precision, window: None, out: &out };
+        let from = Attended { qkv, layout, precision, limits, out: &out };
         let mut gradient = vec![0.0; qkv.len()];
         attention_gradient(&mut pool(1), Isa::best(), from, &sequences, &g, &mut gradient);
         gradient

@@ -2,7 +2,7 @@
 
 use kernels::{
     Isa, Pool,
-    elementwise::{Gate, Heads, Norm, add_norm, gate_mul, norm_in_place, rotate},
+    elementwise::{Gate, Heads, Norm, Rotation, add_norm, cap_in_place, gate_mul, norm_in_place, rotate},
     reference,
 };
 use rand::Rng;
@@ -121,71 +121,102 @@ fn a_norm_in_place_has_the_bits_of_one_to_somewhere_else() {
     }
 }
 
+#[test]
+fn a_cap_bends_numbers_towards_it_wherever_they_stand() {
+    for cap in [0.7, 30.0] {
+        let random = &mut random(11);
+        let mut x: Vec<f32> = floats(random, 5000).iter().map(|x| 4.0 * cap * x).collect();
+        x[..4].copy_from_slice(&[1e30, -1e30, 0.0, f32::INFINITY]);
+        let wanted: Vec<f32> = x.iter().map(|&x| reference::capped(f64::from(x), cap) as f32).collect();
+        for isa in Isa::available() {
+            let mut got = x.clone();
+            cap_in_place(&mut pool(2), isa, &mut got, cap);
+            assert_close(&got, &wanted, 1e-6 * f64::from(cap), &format!("{isa:?}, cap {cap}"));
+            for at in [0, 1, 17, 4095, 4096, 4999] {
+                let mut alone = [x[at]];
+                cap_in_place(&mut pool(1), isa, &mut alone, cap);
+                assert_eq!(bits(&alone), bits(&got[at..=at]), "{isa:?}, cap {cap}, number {at}");
+            }
+        }
+    }
+}
+
 /// Rows `[queries | keys | values]` with an angle for each row and frequency.
-struct Rotation {
+struct Turning {
     rows: usize,
     head_dim: usize,
+    /// Features of a head that are rotated.
+    turned: usize,
     stride: usize,
     x: Vec<f32>,
     cos: Vec<f32>,
     sin: Vec<f32>,
+    /// Of a head, and of all heads of keys.
     weight: Vec<f32>,
+    wide_weight: Vec<f32>,
 }
 
 /// Heads of queries and keys.
 const QUERIES: usize = 3;
 const KEYS: usize = 2;
 
-impl Rotation {
-    fn random(rows: usize, head_dim: usize) -> Self {
+impl Turning {
+    fn random(rows: usize, head_dim: usize, turned: usize) -> Self {
         let random = &mut random(head_dim as u64);
         let stride = (QUERIES + 2 * KEYS) * head_dim;
-        let angles: Vec<f32> = floats(random, rows * head_dim / 2).iter().map(|x| 3.0 * x).collect();
+        let angles: Vec<f32> = floats(random, rows * turned / 2).iter().map(|x| 3.0 * x).collect();
         Self {
             rows,
             head_dim,
+            turned,
             stride,
             x: floats(random, rows * stride),
             cos: angles.iter().map(|angle| angle.cos()).collect(),
             sin: angles.iter().map(|angle| angle.sin()).collect(),
             weight: floats(random, head_dim),
+            wide_weight: floats(random, KEYS * head_dim),
         }
     }
 
-    /// Queries are normed and scaled, keys only rotated.
+    /// Queries are normed head by head and scaled, keys all at once.
     fn heads(&self) -> [Heads<'_>; 2] {
-        let norm = Norm { weight: &self.weight, eps: EPS };
+        let norm = |weight| Some(Norm { weight, eps: EPS });
+        let keys = QUERIES * self.head_dim;
         [
-            Heads { column: 0, count: QUERIES, norm: Some(norm), scale: 0.125 },
-            Heads { column: QUERIES * self.head_dim, count: KEYS, norm: None, scale: 1.0 },
+            Heads { column: 0, count: QUERIES, norm: norm(&self.weight), scale: 0.125 },
+            Heads { column: keys, count: KEYS, norm: norm(&self.wide_weight), scale: 1.0 },
         ]
     }
 
     fn run(&self, pool: &mut Pool, isa: Isa) -> Vec<f32> {
         let mut x = self.x.clone();
-        rotate(pool, isa, &mut x, self.stride, self.head_dim, &self.cos, &self.sin, &self.heads());
+        let by = Rotation { width: self.turned, cos: &self.cos, sin: &self.sin };
+        rotate(pool, isa, &mut x, self.stride, self.head_dim, by, &self.heads());
         x
     }
 
     /// The same row by row, head by head, pair by pair.
     fn plain(&self) -> Vec<f32> {
         let mut x = self.x.clone();
-        let half = self.head_dim / 2;
+        let half = self.turned / 2;
         for row in 0..self.rows {
             for group in self.heads() {
+                let Norm { weight, eps } = group.norm.unwrap();
+                let all = &mut x[row * self.stride + group.column..][..group.count * self.head_dim];
+                for part in all.chunks_mut(weight.len()) {
+                    let normed = reference::rms_norm(part, weight, eps);
+                    part.copy_from_slice(&normed);
+                }
                 for head in 0..group.count {
                     let at = row * self.stride + group.column + head * self.head_dim;
                     let head = &mut x[at..at + self.head_dim];
-                    if let Some(norm) = group.norm {
-                        let normed = reference::rms_norm(head, norm.weight, norm.eps);
-                        head.copy_from_slice(&normed);
-                    }
                     for i in 0..half {
                         let (cos, sin) = (self.cos[row * half + i], self.sin[row * half + i]);
                         let (a, b) = (head[i], head[half + i]);
                         head[i] = (a * cos - b * sin) * group.scale;
                         head[half + i] = (b * cos + a * sin) * group.scale;
                     }
+                    head[2 * half..].iter_mut().for_each(|value| *value *= group.scale);
                 }
             }
         }
@@ -195,8 +226,9 @@ impl Rotation {
 
 #[test]
 fn heads_turn_by_their_rows_angles_and_values_stay() {
-    for head_dim in [2, 6, 16, 30, 32, 34, 64, 80, 128, 256] {
-        let rotation = Rotation::random(5, head_dim);
+    let whole = [2, 6, 16, 30, 32, 34, 64, 80, 128, 256].map(|head_dim| (head_dim, head_dim));
+    for (head_dim, turned) in whole.into_iter().chain([(16, 12), (80, 32), (128, 96), (34, 2)]) {
+        let rotation = Turning::random(5, head_dim, turned);
         let plain = rotation.plain();
         for isa in Isa::available() {
             let got = rotation.run(&mut pool(1), isa);
@@ -204,7 +236,7 @@ fn heads_turn_by_their_rows_angles_and_values_stay() {
                 &got,
                 &plain,
                 2e-6 * (head_dim as f64).sqrt(),
-                &format!("{isa:?}, heads of {head_dim}"),
+                &format!("{isa:?}, {turned} features of heads of {head_dim}"),
             );
             let values = (QUERIES + KEYS) * head_dim;
             for (got, x) in got.chunks(rotation.stride).zip(rotation.x.chunks(rotation.stride)) {
@@ -258,18 +290,19 @@ fn a_row_of_many_has_the_bits_it_has_alone_whatever_works_on_it() {
 
 #[test]
 fn a_rotated_row_has_the_bits_it_has_alone() {
-    let all = Rotation::random(19, 64);
+    let all = Turning::random(19, 64, 64);
     for isa in Isa::available() {
         for threads in [1, 2] {
             let pool = &mut pool(threads);
             let together = all.run(pool, isa);
             for (row, together) in together.chunks(all.stride).enumerate() {
-                let alone = Rotation {
+                let alone = Turning {
                     rows: 1,
                     x: all.x[row * all.stride..][..all.stride].to_vec(),
                     cos: all.cos[row * 32..][..32].to_vec(),
                     sin: all.sin[row * 32..][..32].to_vec(),
                     weight: all.weight.clone(),
+                    wide_weight: all.wide_weight.clone(),
                     ..all
                 };
                 assert_eq!(
@@ -285,5 +318,6 @@ fn a_rotated_row_has_the_bits_it_has_alone() {
 #[test]
 #[should_panic(expected = "an angle for each row and frequency")]
 fn rows_without_angles_are_refused() {
-    rotate(&mut pool(1), Isa::best(), &mut [0.0; 32], 16, 16, &[1.0; 8], &[0.0; 8], &[]);
+    let by = Rotation { width: 16, cos: &[1.0; 8], sin: &[0.0; 8] };
+    rotate(&mut pool(1), Isa::best(), &mut [0.0; 32], 16, 16, by, &[]);
 }

@@ -21,7 +21,10 @@ use crate::{
         layout::{self, BLOCK_TARGETS},
         source::Target,
     },
-    sources::gguf::{half_rotation_rows, linear_name},
+    sources::{
+        fused::Fused,
+        gguf::{fused_name, half_rotation_rows, is_interleaved, linear_name},
+    },
 };
 
 /// Reads the adapter in the file at `path`.
@@ -107,7 +110,11 @@ impl<'a> Reader<'a> {
         target: Target,
         known: &mut HashSet<String>,
     ) -> Result<Option<StoredModule<'a>>, AdapterError> {
-        let module = linear_name(layer, target);
+        let fused = Fused::of(self.model, target);
+        let module = match &fused {
+            Some(fused) => fused_name(layer, fused.group),
+            None => linear_name(layer, target),
+        };
         let [a_name, b_name] = ["a", "b"].map(|part| format!("{module}.weight.lora_{part}"));
         known.extend([a_name.clone(), b_name.clone()]);
         let missing = |tensor| Err(AdapterError::Missing { path: self.path.to_path_buf(), tensor });
@@ -123,10 +130,16 @@ impl<'a> Reader<'a> {
         }
         let [rows, cols] = layout::linear_shape(self.model, target);
         let a = self.matrix(a_name, a, [rank, cols])?;
-        let mut b = self.matrix(b_name, b, [rows, rank])?;
+        let mut b = match &fused {
+            Some(fused) => self.matrix(b_name, b, [fused.all_rows, rank])?,
+            None => self.matrix(b_name, b, [rows, rank])?,
+        };
+        if let Some(fused) = &fused {
+            b.bytes = fused.part_of(&b.bytes).to_vec().into();
+        }
         // The rows of B are output features, in the order of the base model's rows.
-        if self.file.str("general.architecture")? == Some("llama") && matches!(target, Target::Q | Target::K)
-        {
+        let is_interleaved = self.file.str("general.architecture")?.is_some_and(is_interleaved);
+        if is_interleaved && matches!(target, Target::Q | Target::K) {
             b.bytes = half_rotation_rows(&b.bytes, b.bytes.len() / rows, self.model.head_dim).into();
         }
         Ok(Some(StoredModule { layer, target, rank, scale: self.scale(rank), a, b }))

@@ -49,11 +49,11 @@ impl Ia3Config {
         (layer, target): (usize, Target),
     ) -> Result<Option<StoredVector<'a>>, AdapterError> {
         let name = module_name(layer, target);
-        let selected = self.selection.of(&name)?;
+        let (module, selected) = self.selection.named(model, (layer, target))?;
         let Some([values]) = weights.take_all(&name, [format!("{name}.ia3_l")], selected)? else {
             return Ok(None);
         };
-        let side = self.side(&name, target)?;
+        let side = self.side(&module, target)?;
         let [rows, cols] = linear_shape(model, target);
         let shape = match side {
             Side::Input => [1, cols],

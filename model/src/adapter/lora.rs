@@ -126,7 +126,8 @@ impl LoraConfig {
         let name = module_name(layer, target);
         // What a draft does not compute it cannot adapt, whatever its targets are called.
         let is_beyond = target != Target::LmHead && self.draft_layers.is_some_and(|layers| layer >= layers);
-        let selected = if is_beyond { Selected::No } else { self.selection.of(&name)? };
+        let (module, selected) = self.selection.named(model, (layer, target))?;
+        let selected = if is_beyond { Selected::No } else { selected };
         let names = ["A", "B"].map(|part| format!("{name}.lora_{part}.weight"));
         if let Some(layers) = self.draft_layers.filter(|_| is_beyond)
             && names.iter().any(|name| weights.has(name))
@@ -138,7 +139,7 @@ impl LoraConfig {
             });
         }
         let Some([a, b]) = weights.take_all(&name, names, selected)? else { return Ok(None) };
-        let (rank, scale) = self.rank_and_scale(&name)?;
+        let (rank, scale) = self.rank_and_scale(&module)?;
         let [rows, cols] = linear_shape(model, target);
         let a = weights.matrix(a, [rank, cols])?;
         let b = weights.matrix(b, [rows, rank])?;

@@ -7,6 +7,13 @@ use super::{
     options::{Options, option_error},
     patterns::{Layers, Names},
 };
+use crate::{
+    shape::{config::ModelConfig, source::Target},
+    sources::{
+        fused::Fused,
+        hf_names::{fused_module_name, module_name},
+    },
+};
 
 /// Whether a configuration selects a linear layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,9 +51,22 @@ impl Selection {
         &self.path
     }
 
-    /// Whether the linear layer called `module` is adapted.
-    pub(super) fn of(&self, module: &str) -> Result<Selected, AdapterError> {
-        Ok(if self.selects(module)? { Selected::Yes } else { Selected::No })
+    /// What PEFT calls `target`, and whether it is adapted: by the name of a layer of its own, or by that of the one that it is a
+    /// part of in the base's files.
+    pub(super) fn named(
+        &self,
+        model: &ModelConfig,
+        (layer, target): (usize, Target),
+    ) -> Result<(String, Selected), AdapterError> {
+        let own = module_name(layer, target);
+        if let Some(fused) = Fused::of(model, target) {
+            let whole = fused_module_name(layer, fused.group);
+            if self.selects(&whole)? {
+                return Ok((whole, Selected::Yes));
+            }
+        }
+        let selected = if self.selects(&own)? { Selected::Yes } else { Selected::No };
+        Ok((own, selected))
     }
 
     fn selects(&self, module: &str) -> Result<bool, AdapterError> {

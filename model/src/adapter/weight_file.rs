@@ -8,7 +8,14 @@ use std::{
 use safetensors::Dtype;
 
 use super::{error::AdapterError, limits::MAX_HEADER_BYTES, matrix::StoredMatrix, selection::Selected};
-use crate::sources::safetensors::file::{Contents, OtherTensor, StoredTensor, read_all_contents};
+use crate::{
+    shape::{config::ModelConfig, source::Target},
+    sources::{
+        fused::Fused,
+        hf_names::{fused_module_name, module_name},
+        safetensors::file::{Contents, OtherTensor, StoredTensor, read_all_contents},
+    },
+};
 
 /// What PEFT puts before the names of the model it wraps.
 const PREFIX: &str = "base_model.model.";
@@ -29,7 +36,8 @@ pub(super) struct WeightFile<'a> {
 }
 
 impl<'a> WeightFile<'a> {
-    pub(super) fn parse(path: &Path, bytes: &'a [u8]) -> Result<Self, AdapterError> {
+    /// Reads the table of contents. Tensors of linear layers that are one in the files of such a base, and several here, are parted.
+    pub(super) fn parse(path: &Path, bytes: &'a [u8], model: &ModelConfig) -> Result<Self, AdapterError> {
         let failed = |source| AdapterError::Weights { path: path.to_path_buf(), source };
         let Contents { tensors, mut others, .. } =
             read_all_contents(bytes, MAX_HEADER_BYTES).map_err(failed)?;
@@ -45,7 +53,39 @@ impl<'a> WeightFile<'a> {
                 return Err(AdapterError::Duplicate { path: path.to_path_buf(), tensor: name });
             }
         }
-        Ok(Self { path: path.to_path_buf(), bytes, rest, shortlist })
+        let mut file = Self { path: path.to_path_buf(), bytes, rest, shortlist };
+        for layer in 0..model.layers {
+            file.part(model, layer, &[Target::Q, Target::K, Target::V])?;
+            file.part(model, layer, &[Target::Gate, Target::Up])?;
+        }
+        Ok(file)
+    }
+
+    /// Gives the linear layers that are one in the files their parts of its tensors: their rows of those that have its outputs as
+    /// rows, and the whole of others.
+    fn part(&mut self, model: &ModelConfig, layer: usize, targets: &[Target]) -> Result<(), AdapterError> {
+        let fused = |target| Some((target, Fused::of(model, target)?));
+        let parts: Vec<(Target, Fused)> = targets.iter().copied().filter_map(fused).collect();
+        let Some((_, first)) = parts.first() else { return Ok(()) };
+        let whole = fused_module_name(layer, first.group);
+        for tensor in ["lora_A.weight", "lora_B.weight", "ia3_l"] {
+            let Some((name, stored)) = self.rest.remove(&format!("{whole}.{tensor}")) else { continue };
+            for (target, part) in &parts {
+                let mut stored = stored.clone();
+                if let [rows, _] = &mut stored.shape[..]
+                    && *rows == part.all_rows
+                {
+                    let bytes = part.range_in(stored.range.len());
+                    *rows = part.rows.len();
+                    stored.range = stored.range.start + bytes.start..stored.range.start + bytes.end;
+                }
+                let own = format!("{}.{tensor}", module_name(layer, *target));
+                if self.rest.insert(own, (name.clone(), stored)).is_some() {
+                    return Err(AdapterError::Duplicate { path: self.path.clone(), tensor: name });
+                }
+            }
+        }
+        Ok(())
     }
 
     /// The file, for messages.

@@ -13,6 +13,7 @@ use std::{
 use kernels::backward::{
     SUM_ROWS,
     attention::SequenceRows,
+    elementwise::cap_gradient,
     softmax::{LogProbability, log_probability_gradients},
 };
 
@@ -216,11 +217,16 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
             of.gradient = loss.others(target).iter().fold(gradient, |sum, (_, more)| sum + more);
         }
         let Compute { pool, isa } = &mut *self.device;
+        let capped = self.model.config.traits.logit_cap.map(|cap| (cap, room.logits.clone()));
         log_probability_gradients(pool, *isa, &mut room.logits, vocabulary, &room.of);
         for ((of, row), target) in
             room.of.iter().zip(room.logits.chunks_exact_mut(vocabulary)).zip(tile.targets.clone())
         {
             share(row, of.token, loss.others(target));
+        }
+        if let Some((cap, capped)) = capped {
+            let Compute { pool, isa } = &mut *self.device;
+            cap_gradient(pool, *isa, &capped, &mut room.logits, cap);
         }
         self.room.outputs.reshape(targets.len(), vocabulary);
         self.room.outputs.values_mut().copy_from_slice(&room.logits);

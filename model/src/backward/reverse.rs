@@ -5,7 +5,7 @@ use kernels::{
         attention::{Attended, attention_gradient},
         elementwise::{gate_mul_gradient, norm_gradient, rotate_gradient},
     },
-    elementwise::{Norm, add_norm, gate_mul},
+    elementwise::{add_norm, gate_mul},
 };
 
 use super::{
@@ -80,18 +80,22 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
         Ok(goes_on)
     }
 
-    /// Makes the gradient at a block's output that at the residual stream it is added to, back through its norm if it has one.
+    /// Makes the gradient at a block's output of that at the residual stream it is added to, back through its scale and its norm if
+    /// it has them.
     fn outputs_of_residual(&mut self, site: NormSite, update: &[f32]) {
         let hidden = self.model.config.hidden_size;
-        if !self.model.config.traits.update_norms {
-            return self.room.outputs_of_residual(hidden);
+        if let Some(norm) = self.model.norm(site) {
+            let (Compute { pool, isa }, g) = (&mut *self.device, &self.room.residual);
+            let outputs = &mut self.room.outputs;
+            outputs.reshape(g.len() / hidden, hidden);
+            outputs.values_mut().fill(0.0);
+            norm_gradient(pool, *isa, update, g, norm, outputs.values_mut());
+        } else {
+            self.room.outputs_of_residual(hidden);
         }
-        let norm = Norm { weight: self.model.norm(site), eps: self.model.config.norm_eps };
-        let (Compute { pool, isa }, g) = (&mut *self.device, &self.room.residual);
-        let outputs = &mut self.room.outputs;
-        outputs.reshape(g.len() / hidden, hidden);
-        outputs.values_mut().fill(0.0);
-        norm_gradient(pool, *isa, update, g, norm, outputs.values_mut());
+        if let Some(factor) = self.model.config.traits.update_scale {
+            self.room.outputs.values_mut().iter_mut().for_each(|g| *g *= factor);
+        }
     }
 
     /// Back through a group with all rows of the batch: those behind it have their turn at the group's sums then.
@@ -130,16 +134,18 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
     /// `x = norm(residual)`, as the way forward had it.
     pub(super) fn normed(&mut self, site: NormSite, residual: &[f32], x: &mut Vec<f32>) {
         x.resize(residual.len(), 0.0);
-        let norm = Norm { weight: self.model.norm(site), eps: self.model.config.norm_eps };
+        let Some(norm) = self.model.norm(site) else { return x.copy_from_slice(residual) };
         // Without an update the residual stays as it is; a copy, as the kernel may write to it.
         add_norm(&mut self.device.pool, self.device.isa, &mut residual.to_vec(), None, norm, x);
     }
 
     /// Adds the gradient at a norm's output, `room.inputs`, to that at the residual stream.
     pub(super) fn through_norm(&mut self, site: NormSite, residual: &[f32]) {
-        let norm = Norm { weight: self.model.norm(site), eps: self.model.config.norm_eps };
-        let Compute { pool, isa } = &mut *self.device;
-        norm_gradient(pool, *isa, residual, &self.room.inputs, norm, &mut self.room.residual);
+        let (Compute { pool, isa }, g) = (&mut *self.device, &self.room.inputs);
+        match self.model.norm(site) {
+            Some(norm) => norm_gradient(pool, *isa, residual, g, norm, &mut self.room.residual),
+            None => self.room.residual.iter_mut().zip(g).for_each(|(sum, g)| *sum += g),
+        }
     }
 
     /// From the gradient at what attention found, `room.inputs`, to that at `[q | k | v]`, `room.outputs`.
@@ -149,7 +155,7 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
             qkv: &notes.qkv,
             layout,
             precision: self.precision,
-            window: self.model.config.window(layer),
+            limits: self.model.config.limits_of(layer),
             out: &notes.attended,
         };
         let Compute { pool, isa } = &mut *self.device;
@@ -181,9 +187,9 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
         let scaled = self.scaled(layer, LinearGroup::Qkv, &notes.projected);
         let before = scaled.as_deref().unwrap_or(&notes.projected);
         let (layout, heads) = (self.model.qkv_layout(), Compute::heads(self.model, layer));
-        let (cos, sin) = self.rows.angles(self.model.config.reach(layer));
+        let by = self.rows.rotation(&self.model.config, layer);
         let Compute { pool, isa } = &mut *self.device;
         let g = self.room.outputs.values_mut();
-        rotate_gradient(pool, *isa, g, before, layout.stride(), layout.head_dim, cos, sin, &heads);
+        rotate_gradient(pool, *isa, g, before, layout.stride(), layout.head_dim, by, &heads);
     }
 }

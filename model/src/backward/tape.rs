@@ -10,7 +10,7 @@ use kernels::{Activations, attention::QkvLayout, backward::attention::SequenceRo
 use super::dropout::{Dropout, Dropping, RowDropouts};
 use crate::{
     cpu::{Compute, RowTable},
-    forward::{Deltas, Device as _, Frame, KvStore, LinearGroup, NormSite, Scratch},
+    forward::{Deltas, Frame, KvStore, LinearGroup, NormSite, Scratch, finish_update},
 };
 
 /// What is kept of each block.
@@ -92,14 +92,10 @@ impl Notes {
             notes.residual.clone_from(&self.residual);
         }
         let add = |(residual, update): (&mut f32, &f32)| *residual += update;
-        if model.config.traits.update_norms {
-            let mut normed = update.to_vec();
-            device.norm_update(model, site, &mut normed).unwrap_or_else(|never| match never {});
-            self.residual.iter_mut().zip(&normed).for_each(add);
-        } else {
-            self.residual.iter_mut().zip(update).for_each(add);
-        }
-        if self.is_whole && model.config.traits.update_norms {
+        let mut finished = update.to_vec();
+        finish_update(model, device, site, &mut finished).unwrap_or_else(|never| match never {});
+        self.residual.iter_mut().zip(&finished).for_each(add);
+        if self.is_whole && model.config.norms_updates() {
             notes.updates[number] = update.to_vec();
         }
         if group == LinearGroup::O && self.is_whole {

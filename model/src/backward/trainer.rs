@@ -90,7 +90,7 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
     /// # Errors
     /// There is no memory.
     pub fn new(model: Arc<Frame>, base: B, shape: KvShape, pool: Pool, keep: Keep) -> io::Result<Self> {
-        let kv = PagedKv::new(shape, 0, model.config.windows())?;
+        let kv = PagedKv::new(shape, 0, model.config.limits())?;
         let compute = Compute { pool, isa: Isa::best() };
         Ok(Self {
             model,
@@ -338,8 +338,8 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
     fn make_room(&mut self, tape: &Tape) -> Result<(), TrainError<B::Error>> {
         let wanted: usize = tape.sequences.iter().map(|rows| rows.count.div_ceil(BLOCK_TOKENS)).sum();
         if self.kv.blocks() < wanted {
-            let windows = self.model.config.windows();
-            self.kv = PagedKv::new(self.shape, wanted, windows).map_err(TrainError::NoMemory)?;
+            let limits = self.model.config.limits();
+            self.kv = PagedKv::new(self.shape, wanted, limits).map_err(TrainError::NoMemory)?;
         }
         Ok(())
     }

@@ -5,7 +5,7 @@ use std::{convert::Infallible, io, sync::Arc};
 use ids::BlockId;
 use kernels::{
     Activations,
-    attention::{KvPool, KvShape, QkvLayout},
+    attention::{KvPool, KvShape, Limits, QkvLayout},
     blocks::BlockMemory,
 };
 
@@ -18,17 +18,17 @@ use crate::{
 #[derive(Debug)]
 pub struct PagedKv {
     pool: KvPool,
-    /// Of each layer, how many positions a token sees at most.
-    windows: Vec<Option<usize>>,
+    /// Of each layer.
+    limits: Vec<Limits>,
 }
 
 impl PagedKv {
-    /// Takes memory for `blocks` blocks. In a layer with a window, a token sees that many positions at most.
+    /// Takes memory for `blocks` blocks, with the limits of each layer's attention.
     ///
     /// # Errors
     /// There is no memory for them.
-    pub fn new(shape: KvShape, blocks: usize, windows: Vec<Option<usize>>) -> io::Result<Self> {
-        Ok(Self { pool: KvPool::new(shape, blocks)?, windows })
+    pub fn new(shape: KvShape, blocks: usize, limits: Vec<Limits>) -> io::Result<Self> {
+        Ok(Self { pool: KvPool::new(shape, blocks)?, limits })
     }
 
     /// Blocks there are.
@@ -92,7 +92,7 @@ impl KvStore<Compute> for PagedKv {
         out: &mut Activations,
     ) -> Result<(), Infallible> {
         let (rows, Compute { pool, isa }) = (batch.sequences(), device);
-        self.pool.attend(pool, *isa, layer, qkv, layout, &rows, self.windows[layer], out.values_mut());
+        self.pool.attend(pool, *isa, layer, qkv, layout, &rows, self.limits[layer], out.values_mut());
         Ok(())
     }
 }

@@ -8,9 +8,9 @@ use kernels::{
         BlockMemory, CudaError, DeviceVec, Matrix, Stream,
         attention::RowTable,
         gate::gate_mul,
-        norm::{Norm, add_norm, norm_in_place},
-        rope::rotate,
-        rows::{gather, scale_columns},
+        norm::{Norm, add_copy, add_norm, norm_in_place},
+        rope::{Rotation, rotate},
+        rows::{cap, gather, scale_columns},
     },
     lora::NumberKind,
 };
@@ -43,6 +43,8 @@ pub struct CudaDevice {
     frequencies: [DeviceVec<f32>; 2],
     /// What embeddings are multiplied with, for each feature.
     embedding_scale: Option<DeviceVec<f32>>,
+    /// The same of what attention and feed-forward give.
+    update_scale: Option<DeviceVec<f32>>,
     pub(super) tables: Tables,
     /// The batch's tokens.
     tokens: DeviceVec<u32>,
@@ -80,13 +82,13 @@ impl DeviceNorms {
         })
     }
 
-    fn get(&self, site: NormSite) -> &DeviceVec<f32> {
+    fn get(&self, site: NormSite) -> Option<&DeviceVec<f32>> {
         match site {
-            NormSite::Attention(layer) => &self.attention[layer],
-            NormSite::FeedForward(layer) => &self.feed_forward[layer],
-            NormSite::AttentionUpdate(layer) => &self.attention_update[layer],
-            NormSite::FeedForwardUpdate(layer) => &self.feed_forward_update[layer],
-            NormSite::Output => &self.output,
+            NormSite::Attention(layer) => self.attention.get(layer),
+            NormSite::FeedForward(layer) => self.feed_forward.get(layer),
+            NormSite::AttentionUpdate(layer) => self.attention_update.get(layer),
+            NormSite::FeedForwardUpdate(layer) => self.feed_forward_update.get(layer),
+            NormSite::Output => Some(&self.output),
         }
     }
 }
@@ -97,14 +99,19 @@ impl CudaDevice {
         let cuda = pool.cuda();
         let stream = Stream::new(cuda)?;
         let frequencies = |reach| DeviceVec::from_slice(&stream, model.rope.frequencies(reach));
-        let scales = model.config.traits.embedding_scale.map(|scale| vec![scale; model.config.hidden_size]);
+        let scales = |factor: Option<f32>| {
+            let factors = factor.map(|factor| vec![factor; model.config.hidden_size]);
+            factors.map(|factors| DeviceVec::from_slice(&stream, &factors)).transpose()
+        };
+        let traits = &model.config.traits;
         Ok(Self {
             kind,
             layout: model.qkv_layout(),
             pool: Arc::clone(pool),
             norms: DeviceNorms::upload(&stream, &model.norms)?,
             frequencies: [frequencies(Reach::Global)?, frequencies(Reach::Local)?],
-            embedding_scale: scales.map(|scales| DeviceVec::from_slice(&stream, &scales)).transpose()?,
+            embedding_scale: scales(traits.embedding_scale)?,
+            update_scale: scales(traits.update_scale)?,
             tables: Tables::Write,
             tokens: DeviceVec::new(cuda, 0)?,
             kept: DeviceVec::new(cuda, 0)?,
@@ -140,6 +147,17 @@ impl CudaDevice {
     fn new_matrix(&self, kind: NumberKind) -> Result<Matrix, CudaError> {
         Matrix::new(self.stream.cuda(), kind)
     }
+}
+
+/// Multiplies all rows with a model's factors.
+fn scale_rows(
+    stream: &Stream,
+    values: &mut Matrix,
+    factors: Option<&DeviceVec<f32>>,
+) -> Result<(), CudaError> {
+    let factors = factors.expect("a model with a factor has brought it here");
+    let rows = 0..values.rows();
+    scale_columns(stream, values, rows, 0, factors)
 }
 
 /// Writes `values` to the beginning of `table`, which grows if it must.
@@ -201,19 +219,30 @@ impl Device for CudaDevice {
         update: Option<&Matrix>,
         out: &mut Matrix,
     ) -> Result<(), CudaError> {
-        let norm = Norm { weight: self.norms.get(site), eps: model.config.norm_eps };
-        add_norm(&self.stream, residual, update, norm, out)
+        match self.norms.get(site) {
+            Some(weight) => {
+                let norm = Norm { weight, eps: model.config.norm_eps };
+                add_norm(&self.stream, residual, update, norm, out)
+            }
+            None => add_copy(&self.stream, residual, update, out),
+        }
     }
 
     fn scale_embeddings(&mut self, _factor: f32, residual: &mut Matrix) -> Result<(), CudaError> {
-        let factors = self.embedding_scale.as_ref().expect("a model with a factor has brought it here");
-        let rows = 0..residual.rows();
-        scale_columns(&self.stream, residual, rows, 0, factors)
+        scale_rows(&self.stream, residual, self.embedding_scale.as_ref())
+    }
+
+    fn scale_update(&mut self, _factor: f32, update: &mut Matrix) -> Result<(), CudaError> {
+        scale_rows(&self.stream, update, self.update_scale.as_ref())
     }
 
     fn norm_update(&mut self, model: &Frame, site: NormSite, update: &mut Matrix) -> Result<(), CudaError> {
-        let norm = Norm { weight: self.norms.get(site), eps: model.config.norm_eps };
-        norm_in_place(&self.stream, update, norm)
+        match self.norms.get(site) {
+            Some(weight) => {
+                norm_in_place(&self.stream, update, 0, Norm { weight, eps: model.config.norm_eps })
+            }
+            None => Ok(()),
+        }
     }
 
     fn rotate(
@@ -224,15 +253,27 @@ impl Device for CudaDevice {
         batch: &RowTable,
     ) -> Result<(), CudaError> {
         let norm = |weight| Norm { weight, eps: model.config.norm_eps };
-        let (query, key) = (self.norms.query.get(layer).map(norm), self.norms.key.get(layer).map(norm));
+        let (mut query, mut key) =
+            (self.norms.query.get(layer).map(norm), self.norms.key.get(layer).map(norm));
+        let (layout, scale) = (model.qkv_layout(), model.score_scale());
+        if model.config.traits.wide_query_norms {
+            // The kernel that rotates has one head at a time.
+            for (norm, column) in [(query.take(), 0), (key.take(), layout.heads * layout.head_dim)] {
+                norm.map_or(Ok(()), |norm| norm_in_place(&self.stream, qkv, column, norm))?;
+            }
+        }
         let [global, local] = &self.frequencies;
         let frequencies = if model.config.reach(layer) == Reach::Global { global } else { local };
-        let (layout, scale) = (model.qkv_layout(), model.score_scale());
-        rotate(&self.stream, qkv, layout, batch.positions(), frequencies, query, key, scale)
+        let by = Rotation { positions: batch.positions(), frequencies, magnitude: model.rope.magnitude() };
+        rotate(&self.stream, qkv, layout, by, query, key, scale)
     }
 
     fn gate(&mut self, model: &Frame, gate_up: &Matrix, out: &mut Matrix) -> Result<(), CudaError> {
         gate_mul(&self.stream, model.config.traits.gate, gate_up, out)
+    }
+
+    fn cap_logits(&mut self, limit: f32, logits: &mut Matrix) -> Result<(), CudaError> {
+        cap(&self.stream, logits, limit)
     }
 
     fn keep(

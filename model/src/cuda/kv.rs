@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ids::BlockId;
 use kernels::{
-    attention::{KvShape, QkvLayout},
+    attention::{KvShape, Limits, QkvLayout},
     cuda::{
         BlockMemory, Cuda, CudaError, Matrix, Stream,
         attention::{KvPool, RowTable},
@@ -18,19 +18,19 @@ use crate::forward::KvStore;
 #[derive(Debug)]
 pub(super) struct CudaKv {
     pool: KvPool,
-    /// Of each layer, how many positions a token sees at most.
-    windows: Vec<Option<usize>>,
+    /// Of each layer.
+    limits: Vec<Limits>,
 }
 
 impl CudaKv {
-    /// Takes memory for `blocks` blocks. In a layer with a window, a token sees that many positions at most.
+    /// Takes memory for `blocks` blocks, with the limits of each layer's attention.
     pub(super) fn new(
         cuda: &Arc<Cuda>,
         shape: KvShape,
         blocks: usize,
-        windows: Vec<Option<usize>>,
+        limits: Vec<Limits>,
     ) -> Result<Self, CudaError> {
-        Ok(Self { pool: KvPool::new(cuda, shape, blocks)?, windows })
+        Ok(Self { pool: KvPool::new(cuda, shape, blocks)?, limits })
     }
 
     /// Blocks there are.
@@ -90,6 +90,6 @@ impl KvStore<CudaDevice> for CudaKv {
         batch: &RowTable,
         out: &mut Matrix,
     ) -> Result<(), CudaError> {
-        self.pool.attend(device.stream(), layer, qkv, layout, batch, self.windows[layer], out)
+        self.pool.attend(device.stream(), layer, qkv, layout, batch, self.limits[layer], out)
     }
 }

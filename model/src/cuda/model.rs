@@ -98,7 +98,7 @@ impl CudaModel {
         let shape = weights.kv_shape(options.kv_dtype);
         let CudaWeights { cuda, frame, layers, kind, .. } = weights;
         let blocks = options.kv_bytes / KvPool::block_bytes(shape);
-        let kv = CudaKv::new(&cuda, shape, blocks, frame.config.windows())?;
+        let kv = CudaKv::new(&cuda, shape, blocks, frame.config.limits())?;
         let device = CudaDevice::new(kv.memory(), &frame, kind)?;
         let blas = Blas::open(&cuda);
         if let Err(reason) = &blas {

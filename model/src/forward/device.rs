@@ -47,7 +47,7 @@ pub trait Device {
     /// There is no memory.
     fn reshape(&mut self, room: Room<'_, Self>, rows: usize, width: usize) -> Result<(), Self::Error>;
 
-    /// `out = norm(residual += update)`.
+    /// `out = norm(residual += update)`, or the residual stream as it is, if the model has no norm there.
     ///
     /// # Errors
     /// The device fails.
@@ -66,7 +66,13 @@ pub trait Device {
     /// The device fails.
     fn scale_embeddings(&mut self, factor: f32, residual: &mut Self::Residual) -> Result<(), Self::Error>;
 
-    /// `update = norm(update)`, before it is added.
+    /// `update *= factor`, before it is added, where the model has such a factor.
+    ///
+    /// # Errors
+    /// The device fails.
+    fn scale_update(&mut self, factor: f32, update: &mut Self::Outputs) -> Result<(), Self::Error>;
+
+    /// `update = norm(update)`, before it is added, where the model has a norm there.
     ///
     /// # Errors
     /// The device fails.
@@ -77,7 +83,7 @@ pub trait Device {
         update: &mut Self::Outputs,
     ) -> Result<(), Self::Error>;
 
-    /// Norms query and key heads if the model does, and rotates them to their positions; queries take on the scale of
+    /// Norms queries and keys if the model does, and rotates them to their positions; queries take on the scale of
     /// the scores.
     ///
     /// # Errors
@@ -100,6 +106,12 @@ pub trait Device {
         gate_up: &Self::Outputs,
         out: &mut Self::Inputs,
     ) -> Result<(), Self::Error>;
+
+    /// `logits = cap * tanh(logits / cap)`, where the model has such a cap.
+    ///
+    /// # Errors
+    /// The device fails.
+    fn cap_logits(&mut self, cap: f32, logits: &mut Self::Outputs) -> Result<(), Self::Error>;
 
     /// Keeps the rows that `kept` names in ascending order, `width` wide, and drops the others.
     ///

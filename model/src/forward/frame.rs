@@ -1,6 +1,6 @@
 //! What a pass knows of a model: its shape, its norms, its rotary frequencies.
 
-use kernels::attention::QkvLayout;
+use kernels::{attention::QkvLayout, elementwise::Norm};
 
 use crate::shape::{config::ModelConfig, rope::RopeTable};
 
@@ -51,33 +51,35 @@ impl Frame {
         self.config.traits.score_scale.unwrap_or(1.0 / (self.config.head_dim as f32).sqrt())
     }
 
-    /// The weights of a norm.
+    /// A norm, if the model has one there.
     #[must_use]
-    pub fn norm(&self, site: NormSite) -> &[f32] {
-        match site {
-            NormSite::Attention(layer) => &self.norms.attention[layer],
-            NormSite::FeedForward(layer) => &self.norms.feed_forward[layer],
-            NormSite::AttentionUpdate(layer) => &self.norms.attention_update[layer],
-            NormSite::FeedForwardUpdate(layer) => &self.norms.feed_forward_update[layer],
-            NormSite::Output => &self.norms.output,
-        }
+    pub fn norm(&self, site: NormSite) -> Option<Norm<'_>> {
+        let norms = &self.norms;
+        let weight = match site {
+            NormSite::Attention(layer) => norms.attention.get(layer),
+            NormSite::FeedForward(layer) => norms.feed_forward.get(layer),
+            NormSite::AttentionUpdate(layer) => norms.attention_update.get(layer),
+            NormSite::FeedForwardUpdate(layer) => norms.feed_forward_update.get(layer),
+            NormSite::Output => Some(&norms.output),
+        };
+        weight.map(|weight| Norm { weight, eps: self.config.norm_eps })
     }
 }
 
 /// The small tensors of a model, which whoever runs the pass holds itself.
 #[derive(Debug, Clone)]
 pub struct Norms {
-    /// `[hidden]` of each layer, before attention.
+    /// `[hidden]` of each layer, before attention; empty without such norms.
     pub attention: Vec<Vec<f32>>,
-    /// `[hidden]` of each layer, before the feed-forward.
+    /// `[hidden]` of each layer, before the feed-forward; empty without such norms.
     pub feed_forward: Vec<Vec<f32>>,
     /// `[hidden]` of each layer, of what attention gives; empty without such norms.
     pub attention_update: Vec<Vec<f32>>,
     /// `[hidden]` of each layer, of what the feed-forward gives; empty without such norms.
     pub feed_forward_update: Vec<Vec<f32>>,
-    /// `[head_dim]` of each layer; empty without qk-norm.
+    /// `[head_dim]` of each layer, or as wide as all heads; empty without qk-norm.
     pub query: Vec<Vec<f32>>,
-    /// `[head_dim]` of each layer; empty without qk-norm.
+    /// The same of keys.
     pub key: Vec<Vec<f32>>,
     /// `[hidden]`, before the head.
     pub output: Vec<f32>,

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use kernels::elementwise::Gate;
+use kernels::{attention::Limits, elementwise::Gate};
 
 /// The rotary embedding. Every model is held in the "half-rotation" (NeoX, Hugging Face) layout:
 /// loaders of files with interleaved pairs permute the rows of q and k once.
@@ -48,27 +48,54 @@ pub enum Reach {
     Local,
 }
 
+/// Where a block norms.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum BlockNorms {
+    /// What attention and feed-forward are given.
+    #[default]
+    Before,
+    /// That, and what they give, before it is added to the residual stream (Gemma).
+    Around,
+    /// What they give alone (OLMo 2).
+    Behind,
+}
+
 /// What a family does that Llama does not: the default is Llama.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Traits {
     /// What gates the feed-forward.
     pub gate: Gate,
-    /// What attention and feed-forward give is normed before it is added to the residual stream (Gemma).
-    pub update_norms: bool,
-    /// Token embeddings are multiplied with this (Gemma).
+    /// Where a block norms.
+    pub norms: BlockNorms,
+    /// Queries and keys are normed over all of their heads at once, if they are normed (OLMo 2).
+    pub wide_query_norms: bool,
+    /// What attention and feed-forward give is multiplied with this before it is added (Granite).
+    pub update_scale: Option<f32>,
+    /// Token embeddings are multiplied with this (Gemma, Granite).
     pub embedding_scale: Option<f32>,
-    /// Scores are multiplied with this, if not with `1 / sqrt(head_dim)` (Gemma).
+    /// Scores are multiplied with this, if not with `1 / sqrt(head_dim)` (Gemma, Granite).
     pub score_scale: Option<f32>,
+    /// Scores are kept within plus and minus this, smoothly (Gemma 2).
+    pub score_cap: Option<f32>,
+    /// Logits are kept within plus and minus this, smoothly (Gemma 2).
+    pub logit_cap: Option<f32>,
+    /// Logits are divided by this (Granite). The weights of the norm before the head are, when they are read: the head is linear, so
+    /// logits come out divided, with any adapter.
+    pub logit_divisor: Option<f32>,
     /// Layers that attend to everything, though others look back no farther than the window (Gemma); ascending.
     pub global_layers: Vec<usize>,
     /// The rotary embedding of the other layers, if they have one of their own (Gemma 3).
     pub local_rope: Option<Rope>,
+    /// The first so many features of a head are rotated, if not all (Phi).
+    pub rotary_dim: Option<usize>,
+    /// What is rotated is multiplied with this (Phi's longrope).
+    pub rotary_magnitude: Option<f32>,
 }
 
 /// Shape and constants of a decoder-only transformer with RMS norms and a gated feed-forward.
 #[derive(Clone, PartialEq)]
 pub struct ModelConfig {
-    /// Name of the architecture as its files call it (`llama`, `mistral`, `qwen2`, `qwen3`, `gemma3`).
+    /// Name of the architecture as its files call it (`llama`, `mistral`, `granite`, `gemma3` and so on).
     pub architecture: String,
     /// Tokens of the vocabulary.
     pub vocab_size: usize,
@@ -88,7 +115,7 @@ pub struct ModelConfig {
     pub norm_eps: f32,
     /// The rotary embedding.
     pub rope: Rope,
-    /// q and k are normed per head before the rotary embedding (Qwen3, Gemma 3).
+    /// q and k are normed before the rotary embedding, each head for itself but for [`Traits::wide_query_norms`] (Qwen3, Gemma 3).
     pub qk_norm: bool,
     /// The head's weights are the token embedding's.
     pub tied_head: bool,
@@ -107,16 +134,35 @@ impl ModelConfig {
         if self.traits.global_layers.binary_search(&layer).is_ok() { Reach::Global } else { Reach::Local }
     }
 
-    /// How many tokens the attention of each layer looks back at most.
+    /// How many features of a head are rotated, the first ones.
     #[must_use]
-    pub fn windows(&self) -> Vec<Option<usize>> {
-        (0..self.layers).map(|layer| self.window(layer)).collect()
+    pub fn rotary_dim(&self) -> usize {
+        self.traits.rotary_dim.unwrap_or(self.head_dim)
+    }
+
+    /// Whether what attention and feed-forward are given is normed.
+    #[must_use]
+    pub fn norms_inputs(&self) -> bool {
+        self.traits.norms != BlockNorms::Behind
+    }
+
+    /// Whether what they give is normed, before it is added.
+    #[must_use]
+    pub fn norms_updates(&self) -> bool {
+        self.traits.norms != BlockNorms::Before
+    }
+
+    /// How far the attention of each layer looks back, and how large its scores get.
+    #[must_use]
+    pub fn limits(&self) -> Vec<Limits> {
+        (0..self.layers).map(|layer| self.limits_of(layer)).collect()
     }
 
     /// The same of one layer.
     #[must_use]
-    pub fn window(&self, layer: usize) -> Option<usize> {
-        self.sliding_window.filter(|_| self.reach(layer) == Reach::Local)
+    pub fn limits_of(&self, layer: usize) -> Limits {
+        let window = self.sliding_window.filter(|_| self.reach(layer) == Reach::Local);
+        Limits { window, cap: self.traits.score_cap }
     }
 }
 

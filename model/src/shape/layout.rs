@@ -44,6 +44,10 @@ pub enum ConfigError {
     Heads { heads: usize, kv_heads: usize },
     #[error("a head is {0} wide, and rotary embeddings need an even width")]
     OddHead(usize),
+    #[error(
+        "{rotary_dim} of the {head_dim} features of a head are rotated, and it must be an even part of them"
+    )]
+    RotaryDim { head_dim: usize, rotary_dim: usize },
     #[error("{what} is {found}, which is not a positive finite number")]
     Number { what: &'static str, found: f32 },
     #[error("the rotary embedding has {found} frequency factors where a head needs {expected}")]
@@ -89,6 +93,10 @@ pub fn check_config(config: &ModelConfig) -> Result<(), ConfigError> {
     if !config.head_dim.is_multiple_of(2) {
         return Err(ConfigError::OddHead(config.head_dim));
     }
+    let rotary_dim = config.rotary_dim();
+    if rotary_dim == 0 || rotary_dim > config.head_dim || !rotary_dim.is_multiple_of(2) {
+        return Err(ConfigError::RotaryDim { head_dim: config.head_dim, rotary_dim });
+    }
     check_numbers(config)
 }
 
@@ -97,11 +105,16 @@ fn check_numbers(config: &ModelConfig) -> Result<(), ConfigError> {
     let traits = &config.traits;
     positive("what embeddings are multiplied with", traits.embedding_scale.unwrap_or(1.0))?;
     positive("what scores are multiplied with", traits.score_scale.unwrap_or(1.0))?;
-    check_rope(&config.rope, config.head_dim)?;
-    traits.local_rope.as_ref().map_or(Ok(()), |rope| check_rope(rope, config.head_dim))
+    positive("the cap of scores", traits.score_cap.unwrap_or(1.0))?;
+    positive("the cap of logits", traits.logit_cap.unwrap_or(1.0))?;
+    positive("what updates are multiplied with", traits.update_scale.unwrap_or(1.0))?;
+    positive("what logits are divided by", traits.logit_divisor.unwrap_or(1.0))?;
+    positive("what is rotated is multiplied with", traits.rotary_magnitude.unwrap_or(1.0))?;
+    check_rope(&config.rope, config.rotary_dim())?;
+    traits.local_rope.as_ref().map_or(Ok(()), |rope| check_rope(rope, config.rotary_dim()))
 }
 
-fn check_rope(rope: &Rope, head_dim: usize) -> Result<(), ConfigError> {
+fn check_rope(rope: &Rope, rotary_dim: usize) -> Result<(), ConfigError> {
     positive("the rotary embedding's base", rope.theta)?;
     match &rope.scaling {
         RopeScaling::None => Ok(()),
@@ -115,7 +128,7 @@ fn check_rope(rope: &Rope, head_dim: usize) -> Result<(), ConfigError> {
             positive("the original context length", *original_context)
         }
         RopeScaling::Factors(factors) => {
-            let expected = head_dim / 2;
+            let expected = rotary_dim / 2;
             if factors.len() != expected {
                 return Err(ConfigError::Factors { expected, found: factors.len() });
             }
@@ -154,6 +167,8 @@ pub fn tensor_shape(config: &ModelConfig, id: TensorId) -> [usize; 2] {
         | TensorId::FeedForwardNorm(_)
         | TensorId::AttentionUpdateNorm(_)
         | TensorId::FeedForwardUpdateNorm(_) => [1, config.hidden_size],
+        TensorId::QueryNorm(_) if config.traits.wide_query_norms => [1, config.heads * config.head_dim],
+        TensorId::KeyNorm(_) if config.traits.wide_query_norms => [1, config.kv_heads * config.head_dim],
         TensorId::QueryNorm(_) | TensorId::KeyNorm(_) => [1, config.head_dim],
         TensorId::Weight(_, target) => linear_shape(config, target),
         TensorId::Bias(_, target) => [1, linear_shape(config, target)[0]],
@@ -172,12 +187,12 @@ pub fn required_tensors<'a>(
 
 /// The norms of a block.
 pub(crate) fn norm_tensors(config: &ModelConfig, layer: usize) -> impl Iterator<Item = TensorId> + use<> {
-    let norms = [TensorId::AttentionNorm(layer), TensorId::FeedForwardNorm(layer)];
+    let of_inputs = [TensorId::AttentionNorm(layer), TensorId::FeedForwardNorm(layer)];
     let of_heads = [TensorId::QueryNorm(layer), TensorId::KeyNorm(layer)];
     let of_updates = [TensorId::AttentionUpdateNorm(layer), TensorId::FeedForwardUpdateNorm(layer)];
-    let (has_heads, has_updates) = (config.qk_norm, config.traits.update_norms);
-    let of_heads = of_heads.into_iter().filter(move |_| has_heads);
-    norms.into_iter().chain(of_heads).chain(of_updates.into_iter().filter(move |_| has_updates))
+    let there = [config.norms_inputs(), config.qk_norm, config.norms_updates()];
+    let all = [of_inputs, of_heads, of_updates].into_iter().zip(there);
+    all.filter(|(_, there)| *there).flat_map(|(norms, _)| norms)
 }
 
 fn block_tensors<'a>(
@@ -192,19 +207,15 @@ fn block_tensors<'a>(
 
 /// Checks that every tensor of `required` is there with the right shape.
 ///
-/// `name` says what the file calls a tensor, `found` which `[rows, cols]` it has there.
+/// Tensors are named as the file does, with the `[rows, cols]` that the configuration calls for; `found` says which they have there.
 ///
 /// # Errors
 /// The first tensor that is missing or has another shape.
 pub fn check_tensors(
-    config: &ModelConfig,
-    required: impl Iterator<Item = TensorId>,
-    name: impl Fn(TensorId) -> String,
+    required: impl Iterator<Item = (String, [usize; 2])>,
     found: impl Fn(&str) -> Option<[usize; 2]>,
 ) -> Result<(), LayoutError> {
-    for id in required {
-        let tensor = name(id);
-        let expected = tensor_shape(config, id);
+    for (tensor, expected) in required {
         match found(&tensor) {
             Some(found) if found == expected => {}
             Some(found) => {

@@ -4,32 +4,41 @@ use std::{f32::consts::TAU, ops::Range};
 
 use crate::shape::config::{ModelConfig, Reach, Rope, RopeScaling};
 
-/// The `head_dim / 2` frequencies of a model, in radians a position.
+/// The frequencies of a model, in radians a position: one for each two features that are rotated.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RopeTable {
     global: Vec<f32>,
     /// Those of layers with a window, if they have their own.
     local: Option<Vec<f32>>,
+    /// Cosines and sines are multiplied with this.
+    magnitude: f32,
 }
 
 impl RopeTable {
-    /// The frequencies `theta^(-2i / head_dim)`, scaled as the model says.
+    /// The frequencies `theta^(-2i / rotary_dim)`, scaled as the model says.
     #[must_use]
     pub fn new(config: &ModelConfig) -> Self {
-        let of = |rope| frequencies(rope, config.head_dim);
-        Self { global: of(&config.rope), local: config.traits.local_rope.as_ref().map(of) }
+        let of = |rope| frequencies(rope, config.rotary_dim());
+        let magnitude = config.traits.rotary_magnitude.unwrap_or(1.0);
+        Self { global: of(&config.rope), local: config.traits.local_rope.as_ref().map(of), magnitude }
     }
 
-    /// Radians a position of a layer that reaches so far, `[head_dim / 2]`.
+    /// What cosines and sines are multiplied with.
+    #[must_use]
+    pub fn magnitude(&self) -> f32 {
+        self.magnitude
+    }
+
+    /// Radians a position of a layer that reaches so far, `[rotary_dim / 2]`.
     #[must_use]
     pub fn frequencies(&self, reach: Reach) -> &[f32] {
         self.local.as_ref().filter(|_| reach == Reach::Local).unwrap_or(&self.global)
     }
 }
 
-fn frequencies(rope: &Rope, head_dim: usize) -> Vec<f32> {
-    let base = |i: usize| 1.0 / rope.theta.powf(2.0 * i as f32 / head_dim as f32);
-    (0..head_dim / 2).map(|i| scaled(base(i), i, &rope.scaling)).collect()
+fn frequencies(rope: &Rope, rotary_dim: usize) -> Vec<f32> {
+    let base = |i: usize| 1.0 / rope.theta.powf(2.0 * i as f32 / rotary_dim as f32);
+    (0..rotary_dim / 2).map(|i| scaled(base(i), i, &rope.scaling)).collect()
 }
 
 fn scaled(frequency: f32, index: usize, scaling: &RopeScaling) -> f32 {
@@ -59,7 +68,7 @@ pub struct Angles {
     local: Turns,
 }
 
-/// Cosines and sines, `[rows, head_dim / 2]`.
+/// Cosines and sines, `[rows, rotary_dim / 2]`.
 #[derive(Debug, Default)]
 struct Turns {
     cos: Vec<f32>,
@@ -72,14 +81,14 @@ impl Turns {
         self.sin.clear();
     }
 
-    fn extend(&mut self, frequencies: &[f32], positions: Range<usize>) {
+    fn extend(&mut self, frequencies: &[f32], magnitude: f32, positions: Range<usize>) {
         for position in positions {
             // Positions are far below 2^24, where singles stop being exact.
             let position = position as f32;
             for frequency in frequencies {
                 let (sin, cos) = (position * frequency).sin_cos();
-                self.cos.push(cos);
-                self.sin.push(sin);
+                self.cos.push(cos * magnitude);
+                self.sin.push(sin * magnitude);
             }
         }
     }
@@ -95,9 +104,9 @@ impl Angles {
     /// Adds a row for each position.
     pub fn extend(&mut self, table: &RopeTable, positions: Range<usize>) {
         if let Some(frequencies) = &table.local {
-            self.local.extend(frequencies, positions.clone());
+            self.local.extend(frequencies, table.magnitude, positions.clone());
         }
-        self.global.extend(&table.global, positions);
+        self.global.extend(&table.global, table.magnitude, positions);
     }
 
     /// Cosines and sines for a layer that reaches so far.

@@ -227,7 +227,7 @@ impl SkeletonPlan {
         let source = GgufSource::open(path).map_err(OpenError::from)?;
         let file = source.file();
         let small = small_tensors(source.config()).map(gguf::tensor_name);
-        let names = small.chain([gguf::ROPE_FACTORS.to_owned()]);
+        let names = small.chain([gguf::ROPE_FACTORS, gguf::ROPE_SHORT_FACTORS].map(str::to_owned));
         let ranges = names.filter_map(|name| file.range(&name)).collect();
         let map = file.map().ok_or_else(|| unmapped(path))?;
         self.add_parts(map, file.header_bytes(), ranges)

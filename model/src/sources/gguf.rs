@@ -1,4 +1,11 @@
-//! A model in a GGUF file: llama (Llama 2 and 3, Mistral, TinyLlama, SmolLM2), qwen2, qwen3 and gemma3.
+//! A model in a GGUF file: llama (Llama 2 and 3, Mistral, TinyLlama, SmolLM2), and the other families but Mistral by their names.
+//!
+//! # Layout
+//!
+//! - this file: the model. `metadata`: its shape. `names`: what its tensors are called.
+
+mod metadata;
+mod names;
 
 use std::{
     borrow::Cow,
@@ -9,17 +16,23 @@ use std::{
 use files::gguf::{GgufError, GgufFile, TensorView};
 use kernels::TensorType;
 
+pub(crate) use self::names::{fused_name, linear_name, tensor_name};
+
+use self::{metadata::Reader, names::place};
 use crate::{
     shape::{
-        config::{ModelConfig, Rope, RopeScaling, Traits},
+        config::ModelConfig,
         layout::{self, BLOCK_TARGETS, ConfigError, LayoutError},
         source::{Target, Tensor, TensorId, WeightSource},
     },
-    sources::gemma,
+    sources::{family::Family, norms::divided_norm},
 };
 
 /// One divisor for each rotary frequency, where a file has them.
 pub(crate) const ROPE_FACTORS: &str = "rope_freqs.weight";
+/// Those of sequences no longer than the model was first trained with (longrope), and those of longer ones, which are not used.
+pub(crate) const ROPE_SHORT_FACTORS: &str = "rope_factors_short.weight";
+const ROPE_LONG_FACTORS: &str = "rope_factors_long.weight";
 
 /// Why a GGUF file is no model that can be run.
 #[derive(Debug, thiserror::Error)]
@@ -36,7 +49,7 @@ pub enum GgufSourceError {
         key: String,
     },
     /// The model needs something that is not implemented.
-    #[error("{}: {what} is not supported; use a llama, qwen2, qwen3 or gemma3 model without it", path.display())]
+    #[error("{}: {what} is not supported; the README lists the families that are read: use a model of one of them without it", path.display())]
     Unsupported {
         /// The file.
         path: PathBuf,
@@ -61,42 +74,11 @@ pub enum GgufSourceError {
     },
 }
 
-/// The architectures that are read, and how their files differ.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Architecture {
-    /// Stores the rows of q and k for interleaved rotary pairs.
-    Llama,
-    Qwen2,
-    Qwen3,
-    /// Stores norms with the 1 added that others add as they read them.
-    Gemma3,
-}
-
-impl Architecture {
-    fn named(name: &str) -> Option<Self> {
-        match name {
-            "llama" => Some(Self::Llama),
-            "qwen2" => Some(Self::Qwen2),
-            "qwen3" => Some(Self::Qwen3),
-            "gemma3" => Some(Self::Gemma3),
-            _ => None,
-        }
-    }
-
-    /// The linear layers that always have a bias.
-    fn biased(self) -> &'static [Target] {
-        match self {
-            Self::Qwen2 => &[Target::Q, Target::K, Target::V],
-            Self::Llama | Self::Qwen3 | Self::Gemma3 => &[],
-        }
-    }
-}
-
 /// A model in a GGUF file, opened and checked.
 #[derive(Debug)]
 pub struct GgufSource {
     file: GgufFile,
-    architecture: Architecture,
+    family: Family,
     config: ModelConfig,
 }
 
@@ -116,11 +98,11 @@ impl GgufSource {
     pub fn new(file: GgufFile) -> Result<Self, GgufSourceError> {
         let reader = Reader::new(&file)?;
         reader.refuse_unsupported()?;
-        let architecture = reader.architecture;
+        let family = reader.family;
         let config = reader.config()?;
         layout::check_config(&config)
             .map_err(|source| GgufSourceError::Config { path: file.path().to_path_buf(), source })?;
-        let source = Self { file, architecture, config };
+        let source = Self { file, family, config };
         source.check_tensors()?;
         Ok(source)
     }
@@ -137,13 +119,20 @@ impl GgufSource {
         let present = |id: &TensorId| self.file.tensor(&tensor_name(*id)).is_some();
         let biases = (0..self.config.layers)
             .flat_map(|layer| BLOCK_TARGETS.map(|target| TensorId::Bias(layer, target)));
-        let expected: Vec<TensorId> = layout::required_tensors(&self.config, self.architecture.biased())
+        let expected: Vec<TensorId> = layout::required_tensors(&self.config, self.family.biased())
             .chain(biases.filter(present))
             .collect();
-        layout::check_tensors(&self.config, expected.iter().copied(), tensor_name, shape)
+        let expected = || {
+            let places = expected.iter().map(|&id| place(&self.config, id));
+            places.map(|place| (place.tensor, place.shape))
+        };
+        layout::check_tensors(expected(), shape)
             .map_err(|source| GgufSourceError::Layout { path: self.file.path().to_path_buf(), source })?;
-        let mut known: HashSet<String> = expected.iter().map(|&id| tensor_name(id)).collect();
+        let mut known: HashSet<String> = expected().map(|(name, _)| name).collect();
         known.insert(ROPE_FACTORS.to_owned());
+        if self.family == Family::Phi3 {
+            known.extend([ROPE_SHORT_FACTORS, ROPE_LONG_FACTORS].map(str::to_owned));
+        }
         for (name, view) in self.file.tensors() {
             if !known.contains(name) {
                 return Err(self.unsupported(format!("tensor `{name}`")));
@@ -160,7 +149,7 @@ impl GgufSource {
     }
 
     fn is_interleaved(&self, id: TensorId) -> bool {
-        self.architecture == Architecture::Llama
+        self.family.is_interleaved()
             && matches!(
                 id,
                 TensorId::Weight(_, Target::Q | Target::K) | TensorId::Bias(_, Target::Q | Target::K)
@@ -174,12 +163,16 @@ impl WeightSource for GgufSource {
     }
 
     fn tensor(&self, id: TensorId) -> Option<Tensor<'_>> {
-        let TensorView { kind, data, .. } = self.file.tensor(&tensor_name(id))?;
+        let place = place(&self.config, id);
+        let TensorView { kind, data, .. } = self.file.tensor(&place.tensor)?;
+        let data = place.part_of(data);
         let [rows, cols] = layout::tensor_shape(&self.config, id);
         let data = if self.is_interleaved(id) {
             // An output feature is a row of a matrix, and an element of a bias.
             let features = if let TensorId::Bias(..) = id { cols } else { rows };
             Cow::Owned(half_rotation_rows(data, data.len() / features, self.config.head_dim))
+        } else if let (TensorId::OutputNorm, Some(divisor)) = (id, self.config.traits.logit_divisor) {
+            return Some(divided_norm(kind, data, cols, divisor));
         } else {
             Cow::Borrowed(data)
         };
@@ -187,16 +180,24 @@ impl WeightSource for GgufSource {
     }
 
     fn kind(&self, id: TensorId) -> Option<TensorType> {
-        Some(self.file.tensor(&tensor_name(id))?.kind)
+        match (id, self.config.traits.logit_divisor) {
+            (TensorId::OutputNorm, Some(_)) => Some(TensorType::F32),
+            _ => Some(self.file.tensor(&place(&self.config, id).tensor)?.kind),
+        }
     }
 
     fn release(&self, id: TensorId) {
-        self.file.release(&tensor_name(id));
+        self.file.release(&place(&self.config, id).tensor);
     }
 
     fn unchanged(&self) -> bool {
         self.file.unchanged()
     }
+}
+
+/// Whether files of this architecture store the rows of q and k for rotary pairs that lie beside each other.
+pub(crate) fn is_interleaved(architecture: &str) -> bool {
+    Family::of_gguf(architecture).is_some_and(Family::is_interleaved)
 }
 
 /// Reorders the output features of q or k from interleaved rotary pairs, `(0, 1), (2, 3), ...`, to pairs half a head
@@ -212,189 +213,4 @@ pub(crate) fn half_rotation_rows(data: &[u8], feature_bytes: usize, head_dim: us
         }
     }
     reordered
-}
-
-/// What the file calls a tensor.
-pub(crate) fn tensor_name(id: TensorId) -> String {
-    match id {
-        TensorId::TokenEmbedding => "token_embd.weight".to_owned(),
-        TensorId::OutputNorm => "output_norm.weight".to_owned(),
-        TensorId::AttentionNorm(layer) => format!("blk.{layer}.attn_norm.weight"),
-        TensorId::FeedForwardNorm(layer) => format!("blk.{layer}.ffn_norm.weight"),
-        TensorId::AttentionUpdateNorm(layer) => format!("blk.{layer}.post_attention_norm.weight"),
-        TensorId::FeedForwardUpdateNorm(layer) => format!("blk.{layer}.post_ffw_norm.weight"),
-        TensorId::QueryNorm(layer) => format!("blk.{layer}.attn_q_norm.weight"),
-        TensorId::KeyNorm(layer) => format!("blk.{layer}.attn_k_norm.weight"),
-        TensorId::Weight(layer, target) => format!("{}.weight", linear_name(layer, target)),
-        TensorId::Bias(layer, target) => format!("{}.bias", linear_name(layer, target)),
-    }
-}
-
-/// What GGUF files call a linear layer.
-pub(crate) fn linear_name(layer: usize, target: Target) -> String {
-    let name = match target {
-        Target::Q => "attn_q",
-        Target::K => "attn_k",
-        Target::V => "attn_v",
-        Target::O => "attn_output",
-        Target::Gate => "ffn_gate",
-        Target::Up => "ffn_up",
-        Target::Down => "ffn_down",
-        Target::LmHead => return "output".to_owned(),
-    };
-    format!("blk.{layer}.{name}")
-}
-
-/// Reads a file's metadata, whose keys begin with the architecture's name.
-struct Reader<'a> {
-    file: &'a GgufFile,
-    prefix: &'a str,
-    architecture: Architecture,
-}
-
-impl<'a> Reader<'a> {
-    fn new(file: &'a GgufFile) -> Result<Self, GgufSourceError> {
-        const KEY: &str = "general.architecture";
-        let path = || file.path().to_path_buf();
-        let prefix = file
-            .str(KEY)?
-            .ok_or_else(|| GgufSourceError::MissingKey { path: path(), key: KEY.to_owned() })?;
-        let architecture = Architecture::named(prefix).ok_or_else(|| GgufSourceError::Unsupported {
-            path: path(),
-            what: format!("the architecture \"{}\"", prefix.escape_debug()),
-        })?;
-        Ok(Self { file, prefix, architecture })
-    }
-
-    fn key(&self, name: &str) -> String {
-        format!("{}.{name}", self.prefix)
-    }
-
-    fn count(&self, name: &str) -> Result<Option<usize>, GgufSourceError> {
-        Ok(self.file.usize(&self.key(name))?)
-    }
-
-    fn required(&self, name: &str) -> Result<usize, GgufSourceError> {
-        self.count(name)?.ok_or_else(|| self.missing(self.key(name)))
-    }
-
-    fn number(&self, name: &str) -> Result<Option<f32>, GgufSourceError> {
-        Ok(self.file.f32(&self.key(name))?)
-    }
-
-    fn missing(&self, key: String) -> GgufSourceError {
-        GgufSourceError::MissingKey { path: self.file.path().to_path_buf(), key }
-    }
-
-    fn unsupported(&self, what: impl Into<String>) -> GgufSourceError {
-        GgufSourceError::Unsupported { path: self.file.path().to_path_buf(), what: what.into() }
-    }
-
-    fn refuse_unsupported(&self) -> Result<(), GgufSourceError> {
-        if let Some(kind) = self.file.str("general.type")?.filter(|kind| *kind != "model") {
-            return Err(self.unsupported(format!("a file of type \"{}\" as a model", kind.escape_debug())));
-        }
-        if self.file.u32("split.count")?.unwrap_or(1) > 1 {
-            return Err(
-                self.unsupported("a model split over several files (llama-gguf-split --merge joins them)")
-            );
-        }
-        if self.count("expert_count")?.unwrap_or(0) > 0 {
-            return Err(self.unsupported("a mixture of experts"));
-        }
-        for cap in ["attn_logit_softcapping", "final_logit_softcapping"] {
-            if self.number(cap)?.is_some_and(|cap| cap > 0.0) {
-                return Err(self.unsupported(format!("`{}`", self.key(cap))));
-            }
-        }
-        if self.file.bool(&self.key("attention.causal"))? == Some(false) {
-            return Err(self.unsupported("attention that is not causal"));
-        }
-        Ok(())
-    }
-
-    fn config(&self) -> Result<ModelConfig, GgufSourceError> {
-        let embedding = self.file.tensor("token_embd.weight");
-        let hidden_size = self.required("embedding_length")?;
-        let heads = self.required("attention.head_count")?;
-        let head_dim = self.head_dim(hidden_size, heads)?;
-        let layers = self.required("block_count")?;
-        let is_gemma3 = self.architecture == Architecture::Gemma3;
-        Ok(ModelConfig {
-            architecture: self.prefix.to_owned(),
-            vocab_size: embedding.ok_or_else(|| self.missing("token_embd.weight".to_owned()))?.rows(),
-            hidden_size,
-            intermediate_size: self.required("feed_forward_length")?,
-            layers,
-            heads,
-            kv_heads: self.count("attention.head_count_kv")?.unwrap_or(heads),
-            head_dim,
-            norm_eps: self
-                .number("attention.layer_norm_rms_epsilon")?
-                .ok_or_else(|| self.missing(self.key("attention.layer_norm_rms_epsilon")))?,
-            rope: Rope {
-                theta: self.number("rope.freq_base")?.unwrap_or(if is_gemma3 { 1e6 } else { 1e4 }),
-                scaling: self.scaling()?,
-            },
-            qk_norm: matches!(self.architecture, Architecture::Qwen3 | Architecture::Gemma3),
-            tied_head: self.file.tensor("output.weight").is_none(),
-            context_length: self.required("context_length")?,
-            sliding_window: self.count("attention.sliding_window")?.filter(|&window| window > 0),
-            traits: if is_gemma3 { self.gemma3(hidden_size, heads, layers)? } else { Traits::default() },
-        })
-    }
-
-    /// What Gemma 3 does that Llama does not.
-    fn gemma3(&self, hidden_size: usize, heads: usize, layers: usize) -> Result<Traits, GgufSourceError> {
-        let scaled_by = gemma::query_scalar(hidden_size, heads, self.head_dim(hidden_size, heads)?, layers);
-        let theta = self.number("rope.freq_base_swa")?.unwrap_or(gemma::LOCAL_THETA);
-        let local_rope = Rope { theta, scaling: RopeScaling::None };
-        Ok(gemma::gemma3(hidden_size, scaled_by, local_rope, gemma::every(gemma::PATTERN, layers)))
-    }
-
-    fn head_dim(&self, hidden_size: usize, heads: usize) -> Result<usize, GgufSourceError> {
-        let by_width = hidden_size.checked_div(heads).unwrap_or(0);
-        let head_dim = self.count("attention.key_length")?.unwrap_or(by_width);
-        if self.count("attention.value_length")?.is_some_and(|width| width != head_dim) {
-            return Err(self.unsupported("a width of value heads that is not that of key heads"));
-        }
-        if self.count("rope.dimension_count")?.is_some_and(|width| width != head_dim) {
-            return Err(self.unsupported("a rotary embedding of a part of each head"));
-        }
-        Ok(head_dim)
-    }
-
-    fn scaling(&self) -> Result<RopeScaling, GgufSourceError> {
-        let kind = self.file.str(&self.key("rope.scaling.type"))?;
-        // Old files declare linear scaling by its factor alone.
-        let factor = match self.number("rope.scaling.factor")? {
-            Some(factor) => Some(factor),
-            None => self.number("rope.scale_linear")?,
-        };
-        let linear = match (kind, factor) {
-            (None | Some("none"), None) => RopeScaling::None,
-            (Some("none"), Some(_)) => RopeScaling::None,
-            (None | Some("linear"), Some(factor)) => RopeScaling::Linear { factor },
-            (Some("linear"), None) => return Err(self.missing(self.key("rope.scaling.factor"))),
-            (Some(other), _) => {
-                return Err(self.unsupported(format!("rope scaling of type \"{}\"", other.escape_debug())));
-            }
-        };
-        match (self.factors()?, linear) {
-            (None, linear) => Ok(linear),
-            (Some(factors), RopeScaling::None) => Ok(RopeScaling::Factors(factors)),
-            (Some(_), _) => Err(self.unsupported(format!("linear rope scaling beside `{ROPE_FACTORS}`"))),
-        }
-    }
-
-    fn factors(&self) -> Result<Option<Vec<f32>>, GgufSourceError> {
-        let Some(view) = self.file.tensor(ROPE_FACTORS) else {
-            return Ok(None);
-        };
-        if view.kind != TensorType::F32 {
-            return Err(self.unsupported(format!("{:?} for `{ROPE_FACTORS}`", view.kind)));
-        }
-        let (numbers, _) = view.data.as_chunks();
-        Ok(Some(numbers.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect()))
-    }
 }

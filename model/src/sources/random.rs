@@ -86,10 +86,12 @@ impl RandomSource {
         let is_layer = |layer: usize| layer < self.config.layers;
         match id {
             TensorId::TokenEmbedding | TensorId::OutputNorm => true,
-            TensorId::AttentionNorm(layer) | TensorId::FeedForwardNorm(layer) => is_layer(layer),
+            TensorId::AttentionNorm(layer) | TensorId::FeedForwardNorm(layer) => {
+                self.config.norms_inputs() && is_layer(layer)
+            }
             TensorId::QueryNorm(layer) | TensorId::KeyNorm(layer) => self.config.qk_norm && is_layer(layer),
             TensorId::AttentionUpdateNorm(layer) | TensorId::FeedForwardUpdateNorm(layer) => {
-                self.config.traits.update_norms && is_layer(layer)
+                self.config.norms_updates() && is_layer(layer)
             }
             TensorId::Weight(layer, Target::LmHead) => layer == 0 && !self.config.tied_head,
             TensorId::Weight(layer, _) => is_layer(layer),

@@ -16,7 +16,7 @@ use std::{
 };
 
 use files::{model_files::CONFIG_FILE, whole_file};
-use kernels::{TensorType, quant::dequantize_row};
+use kernels::TensorType;
 
 use crate::{
     shape::{
@@ -25,8 +25,10 @@ use crate::{
         source::{Target, Tensor, TensorId, WeightSource},
     },
     sources::{
-        hf_config::{HfConfig, StoredNorms},
-        hf_names::{module_name, tensor_name},
+        fused::Place,
+        hf_config::HfConfig,
+        hf_names::{module_name, place},
+        norms::{divided_norm, norm_and_one},
         quantization::Quantization,
         safetensors::{
             quantized::{PARTS, Parts},
@@ -45,7 +47,7 @@ const MAX_CONFIG_BYTES: u64 = 1 << 20;
 pub struct SafetensorsSource {
     directory: PathBuf,
     config: ModelConfig,
-    norms: StoredNorms,
+    norms_less_one: bool,
     quantization: Option<Quantization>,
     shards: Shards,
 }
@@ -57,22 +59,21 @@ impl SafetensorsSource {
     /// If a file is missing or broken, the architecture is another one, or a tensor is missing or too many.
     pub fn open(directory: &Path) -> Result<Self, SafetensorsSourceError> {
         let (path, json) = read_config(directory)?;
-        let HfConfig { model: config, biased, norms, quantization } =
+        let HfConfig { model: config, biased, norms_less_one, quantization } =
             HfConfig::parse(&json).map_err(|source| SafetensorsSourceError::Config { path, source })?;
         let others = if quantization.is_some() { OtherTypes::Listed } else { OtherTypes::Refused };
         let shards = Shards::open(directory, others)?;
-        let source = Self { directory: directory.to_path_buf(), config, norms, quantization, shards };
+        let source = Self { directory: directory.to_path_buf(), config, norms_less_one, quantization, shards };
         source.check_tensors(&biased)?;
         Ok(source)
     }
 
-    /// The parts of a linear layer that is quantized; `None` if it is not.
-    fn parts(&self, id: TensorId) -> Result<Option<Parts<'_>>, LayoutError> {
-        let (Some(quantization), TensorId::Weight(layer, target)) = (self.quantization, id) else {
-            return Ok(None);
-        };
-        let shape = layout::tensor_shape(&self.config, id);
-        Parts::of(&self.shards, quantization, &module_name(layer, target), shape)
+    /// The parts of the linear layer at `place`, if it is quantized.
+    fn parts(&self, place: &Place) -> Result<Option<Parts<'_>>, LayoutError> {
+        match (self.quantization, place.module()) {
+            (Some(quantization), Some(module)) => Parts::of(&self.shards, quantization, module, place.shape),
+            _ => Ok(None),
+        }
     }
 
     /// The weight files.
@@ -82,19 +83,19 @@ impl SafetensorsSource {
 
     fn check_tensors(&self, biased: &[Target]) -> Result<(), SafetensorsSourceError> {
         let refuse = |source| SafetensorsSourceError::Layout { path: self.directory.clone(), source };
-        let name_of = |id| tensor_name(&self.config, id);
         let (mut matrices, mut known) = (Vec::new(), HashSet::new());
         for id in self.expected(biased) {
-            match self.parts(id).map_err(refuse)? {
-                Some(_) => known.extend(self.part_names(id)),
-                None => matrices.push(id),
+            let place = place(&self.config, id);
+            match self.parts(&place).map_err(refuse)? {
+                Some(_) => known.extend(part_names(&place)),
+                None => matrices.push((place.tensor, place.shape)),
             }
         }
         let shape = |name: &str| self.shards.tensor(name)?.matrix_shape();
-        layout::check_tensors(&self.config, matrices.iter().copied(), name_of, shape).map_err(refuse)?;
-        known.extend(matrices.into_iter().map(name_of));
+        layout::check_tensors(matrices.iter().cloned(), shape).map_err(refuse)?;
+        known.extend(matrices.into_iter().map(|(name, _)| name));
         // Some models store a tied head once more; transformers ignores it too.
-        known.insert(name_of(TensorId::Weight(0, Target::LmHead)));
+        known.insert(module_name(0, Target::LmHead) + ".weight");
         // Old files keep the rotary frequencies, which the configuration gives as well.
         let unknown = |name: &&str| !known.contains(*name) && !name.ends_with(".rotary_emb.inv_freq");
         let others = self.shards.others().map(|other| other.name.as_str());
@@ -111,19 +112,12 @@ impl SafetensorsSource {
     fn expected(&self, biased: &[Target]) -> Vec<TensorId> {
         let required: Vec<TensorId> = layout::required_tensors(&self.config, biased).collect();
         let is_stored = |id: &TensorId| {
-            self.quantization.is_some() && self.shards.tensor(&tensor_name(&self.config, *id)).is_some()
+            self.quantization.is_some() && self.shards.tensor(&place(&self.config, *id).tensor).is_some()
         };
         let biases = (0..self.config.layers)
             .flat_map(|layer| BLOCK_TARGETS.map(|target| TensorId::Bias(layer, target)))
             .filter(|id| is_stored(id) && !required.contains(id));
         required.iter().copied().chain(biases).collect()
-    }
-
-    /// What the parts of a quantized layer are called.
-    fn part_names(&self, id: TensorId) -> Vec<String> {
-        let TensorId::Weight(layer, target) = id else { return Vec::new() };
-        let module = module_name(layer, target);
-        PARTS.iter().map(|part| format!("{module}.{part}")).collect()
     }
 }
 
@@ -136,35 +130,33 @@ impl WeightSource for SafetensorsSource {
         if self.config.tied_head && id == TensorId::Weight(0, Target::LmHead) {
             return None;
         }
+        let place = place(&self.config, id);
         // They were checked when the files were opened.
-        if let Some(parts) = self.parts(id).ok().flatten() {
-            return Some(parts.tensor());
+        if let Some(parts) = self.parts(&place).ok().flatten() {
+            return Some(parts.tensor(place.rows()));
         }
-        let name = tensor_name(&self.config, id);
-        let stored = self.shards.tensor(&name)?;
-        let [rows, cols] = stored.matrix_shape()?;
-        let data = self.shards.bytes(&name)?;
-        if self.norms == StoredNorms::LessOne && id.is_norm() {
-            return Some(Tensor {
-                kind: TensorType::F32,
-                rows,
-                cols,
-                data: one_more(stored.kind, data, cols).into(),
-            });
-        }
-        Some(Tensor { kind: stored.kind, rows, cols, data: data.into() })
+        let stored = self.shards.tensor(&place.tensor)?;
+        let [_, cols] = place.shape;
+        let rows = place.rows().len();
+        let data = place.part_of(self.shards.bytes(&place.tensor)?);
+        Some(match (id, self.config.traits.logit_divisor) {
+            (TensorId::OutputNorm, Some(divisor)) => divided_norm(stored.kind, data, cols, divisor),
+            _ if self.norms_less_one && id.is_norm() => norm_and_one(stored.kind, data, cols),
+            _ => Tensor { kind: stored.kind, rows, cols, data: data.into() },
+        })
     }
 
     fn kind(&self, id: TensorId) -> Option<TensorType> {
-        match self.parts(id).ok().flatten() {
+        match self.parts(&place(&self.config, id)).ok().flatten() {
             Some(parts) => Some(parts.kind()),
             None => self.tensor(id).map(|tensor| tensor.kind),
         }
     }
 
     fn release(&self, id: TensorId) {
-        self.shards.release(&tensor_name(&self.config, id));
-        self.part_names(id).iter().for_each(|part| self.shards.release(part));
+        let place = place(&self.config, id);
+        self.shards.release(&place.tensor);
+        part_names(&place).for_each(|part| self.shards.release(&part));
     }
 
     fn unchanged(&self) -> bool {
@@ -172,11 +164,10 @@ impl WeightSource for SafetensorsSource {
     }
 }
 
-/// The weights of a norm that are stored less 1, as floats of 32 bits: transformers adds it in these, too.
-fn one_more(kind: TensorType, stored: &[u8], count: usize) -> Vec<u8> {
-    let mut weights = vec![0.0; count];
-    dequantize_row(kind, stored, &mut weights);
-    weights.iter().flat_map(|weight| (1.0 + weight).to_le_bytes()).collect()
+/// What the parts of the linear layer at `place` are called, if it is quantized.
+fn part_names(place: &Place) -> impl Iterator<Item = String> {
+    let module = place.module();
+    module.into_iter().flat_map(|module| PARTS.map(|part| format!("{module}.{part}")))
 }
 
 /// `config.json` of a directory, not parsed yet, and where it is.

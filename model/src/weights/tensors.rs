@@ -85,23 +85,22 @@ pub(crate) fn read_vector(
 /// One is missing or has another length than the configuration implies.
 pub fn load_norms(source: &dyn WeightSource) -> Result<Norms, WeightsError> {
     let config = source.config();
-    let vector = |id, length| read_vector(source, id, length)?.ok_or(WeightsError::Missing(id));
-    let of_layers = |id: fn(usize) -> TensorId, length| {
-        (0..config.layers).map(|layer| vector(id(layer), length)).collect()
+    let vector = |id| {
+        let [_, length] = tensor_shape(config, id);
+        read_vector(source, id, length)?.ok_or(WeightsError::Missing(id))
     };
-    let of_heads = |id| {
-        if config.qk_norm { of_layers(id, config.head_dim) } else { Ok(Vec::new()) }
+    let of_layers = |id: fn(usize) -> TensorId, there: bool| {
+        let layers = if there { config.layers } else { 0 };
+        (0..layers).map(|layer| vector(id(layer))).collect::<Result<Vec<_>, _>>()
     };
-    let of_updates = |id| {
-        if config.traits.update_norms { of_layers(id, config.hidden_size) } else { Ok(Vec::new()) }
-    };
+    let (inputs, updates) = (config.norms_inputs(), config.norms_updates());
     Ok(Norms {
-        attention: of_layers(TensorId::AttentionNorm, config.hidden_size)?,
-        feed_forward: of_layers(TensorId::FeedForwardNorm, config.hidden_size)?,
-        attention_update: of_updates(TensorId::AttentionUpdateNorm)?,
-        feed_forward_update: of_updates(TensorId::FeedForwardUpdateNorm)?,
-        query: of_heads(TensorId::QueryNorm)?,
-        key: of_heads(TensorId::KeyNorm)?,
-        output: vector(TensorId::OutputNorm, config.hidden_size)?,
+        attention: of_layers(TensorId::AttentionNorm, inputs)?,
+        feed_forward: of_layers(TensorId::FeedForwardNorm, inputs)?,
+        attention_update: of_layers(TensorId::AttentionUpdateNorm, updates)?,
+        feed_forward_update: of_layers(TensorId::FeedForwardUpdateNorm, updates)?,
+        query: of_layers(TensorId::QueryNorm, config.qk_norm)?,
+        key: of_layers(TensorId::KeyNorm, config.qk_norm)?,
+        output: vector(TensorId::OutputNorm)?,
     })
 }

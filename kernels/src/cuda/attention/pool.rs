@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::RowTable;
 use crate::{
-    attention::{BLOCK_TOKENS, KvPrecision, KvShape, MAX_HEAD_DIM, QkvLayout},
+    attention::{BLOCK_TOKENS, KvPrecision, KvShape, Limits, MAX_HEAD_DIM, QkvLayout},
     cuda::{
         BlockMemory, Cuda, CudaError, Matrix, Stream,
         launch::{Arg, Shape, count, launch},
@@ -158,8 +158,8 @@ impl KvPool {
         unsafe { launch(stream, name, shape, &arguments) }
     }
 
-    /// `out[row, head] = softmax(q · keys) values` over the row's position and those before it, as far back as `window`
-    /// reaches. `out` has rows of `heads * head_dim`; rows of no sequence keep what they held. Queries are scaled already.
+    /// `out[row, head] = softmax(q · keys) values` over the row's position and those before it, within these `limits`.
+    /// `out` has rows of `heads * head_dim`; rows of no sequence keep what they held. Queries are scaled already.
     ///
     /// # Errors
     ///
@@ -176,17 +176,15 @@ impl KvPool {
         qkv: &Matrix,
         layout: QkvLayout,
         rows: &RowTable,
-        window: Option<usize>,
+        limits: Limits,
         out: &mut Matrix,
     ) -> Result<(), CudaError> {
         self.check(layer, qkv, layout, rows);
         let width = layout.heads * layout.head_dim;
         assert_eq!((out.rows(), out.width()), (qkv.rows(), width), "a row of out for each row of qkv");
         assert_eq!(out.kind(), qkv.kind(), "numbers of one kind");
-        assert_ne!(window, Some(0), "a row sees itself");
-        // No context is longer than 32 bits can say.
-        let window = window.and_then(|window| u32::try_from(window).ok()).unwrap_or(u32::MAX);
-        let attend = Attend { pool: self, stream, layer, qkv, layout, rows, window, out };
+        assert_ne!(limits.window, Some(0), "a row sees itself");
+        let attend = Attend { pool: self, stream, layer, qkv, layout, rows, limits, out };
         match self.shape.precision {
             KvPrecision::F32 => attend.exactly(),
             KvPrecision::F16 => {
@@ -242,7 +240,7 @@ struct Attend<'a> {
     qkv: &'a Matrix,
     layout: QkvLayout,
     rows: &'a RowTable,
-    window: u32,
+    limits: Limits,
     out: &'a mut Matrix,
 }
 
@@ -271,14 +269,21 @@ impl Attend<'_> {
         ]
     }
 
-    /// Where keys and values are, and which are seen.
-    fn keys(&self) -> [Arg; 5] {
+    /// How many positions a row sees at most.
+    fn window(&self) -> Arg {
+        // No context is longer than 32 bits can say.
+        Arg::U32(self.limits.window.and_then(|window| u32::try_from(window).ok()).unwrap_or(u32::MAX))
+    }
+
+    /// Where keys and values are, which are seen, and how large scores get: 0 stands for no cap.
+    fn keys(&self) -> [Arg; 6] {
         [
             Arg::Ptr(self.rows.blocks()),
             Arg::Ptr(self.pool.memory.address()),
             Arg::U64(self.pool.block_elements()),
             Arg::U64(self.pool.layer_offset(self.layer)),
-            Arg::U32(self.window),
+            self.window(),
+            Arg::F32(self.limits.cap.unwrap_or(0.0)),
         ]
     }
 
@@ -335,7 +340,7 @@ impl Attend<'_> {
             Arg::U32(count(head_dim)),
             Arg::U32(count(self.padded())),
             Arg::Ptr(self.rows.items()),
-            Arg::U32(self.window),
+            self.window(),
             Arg::Ptr(self.rows.stats()),
             Arg::Ptr(self.rows.partials()),
         ];

@@ -13,6 +13,8 @@
 //! `qweight`, in words: GPTQ's is `[in / codes, out]`, along inputs; AWQ's `[in, out / codes]`, along outputs. `qzeros` is
 //! `[groups, out / codes]` along outputs in both; `scales` is `[groups, out]`; GPTQ's `g_idx` is the group of each input.
 
+use std::ops::Range;
+
 use half::f16;
 use kernels::{TensorType, quant::dequantize_row};
 
@@ -100,12 +102,12 @@ impl<'a> Parts<'a> {
         }
     }
 
-    /// The layer's weights, in blocks.
-    pub(super) fn tensor(&self) -> Tensor<'static> {
-        let (kind, rows, cols) = (self.kind(), self.outputs, self.inputs);
+    /// Weights of some of the layer's outputs, in blocks.
+    pub(super) fn tensor(&self, outputs: Range<usize>) -> Tensor<'static> {
+        let (kind, rows, cols) = (self.kind(), outputs.len(), self.inputs);
         let scales = self.scales();
         let mut data = Vec::with_capacity(rows * kind.row_bytes(cols).unwrap_or(0));
-        for output in 0..rows {
+        for output in outputs {
             if kind == TensorType::F16 {
                 let weight = |input| self.weight(&scales, output, input);
                 data.extend((0..cols).flat_map(|input| f16::from_f32(weight(input)).to_le_bytes()));

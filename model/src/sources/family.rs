@@ -1,0 +1,81 @@
+//! Families of models, and what every source of one knows, whatever its files are.
+
+use crate::shape::source::Target;
+
+/// A family of models.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Family {
+    Llama,
+    Mistral,
+    Qwen2,
+    Qwen3,
+    Granite,
+    Olmo2,
+    Phi3,
+    Gemma2,
+    Gemma3,
+}
+
+/// What it is called, in GGUF files too, and its class in transformers.
+const NAMES: [(Family, &str, &str); 9] = [
+    (Family::Llama, "llama", "LlamaForCausalLM"),
+    (Family::Mistral, "mistral", "MistralForCausalLM"),
+    (Family::Qwen2, "qwen2", "Qwen2ForCausalLM"),
+    (Family::Qwen3, "qwen3", "Qwen3ForCausalLM"),
+    (Family::Granite, "granite", "GraniteForCausalLM"),
+    (Family::Olmo2, "olmo2", "Olmo2ForCausalLM"),
+    (Family::Phi3, "phi3", "Phi3ForCausalLM"),
+    (Family::Gemma2, "gemma2", "Gemma2ForCausalLM"),
+    (Family::Gemma3, "gemma3", "Gemma3ForCausalLM"),
+];
+
+impl Family {
+    /// The family of a class of transformers.
+    pub(super) fn of_class(class: &str) -> Option<Self> {
+        NAMES.iter().find(|(_, _, of)| *of == class).map(|(family, ..)| *family)
+    }
+
+    /// The family of this name.
+    pub(super) fn named(name: &str) -> Option<Self> {
+        NAMES.iter().find(|(_, of, _)| *of == name).map(|(family, ..)| *family)
+    }
+
+    /// The family of a GGUF file.
+    pub(super) fn of_gguf(name: &str) -> Option<Self> {
+        // Mistral models are llama models there.
+        Self::named(name).filter(|family| *family != Self::Mistral)
+    }
+
+    /// What it is called.
+    pub(super) fn name(self) -> &'static str {
+        NAMES.iter().find(|(family, ..)| *family == self).map_or("", |(_, name, _)| name)
+    }
+
+    /// Whether queries and keys are normed.
+    pub(super) fn norms_queries(self) -> bool {
+        matches!(self, Self::Qwen3 | Self::Olmo2 | Self::Gemma3)
+    }
+
+    /// Whether it is one of Gemma's.
+    pub(super) fn is_gemma(self) -> bool {
+        matches!(self, Self::Gemma2 | Self::Gemma3)
+    }
+
+    /// Whether files keep linear layers that share an input in one tensor.
+    pub(super) fn is_fused(self) -> bool {
+        self == Self::Phi3
+    }
+
+    /// The linear layers of a block that always have a bias.
+    pub(super) fn biased(self) -> &'static [Target] {
+        match self {
+            Self::Qwen2 => &[Target::Q, Target::K, Target::V],
+            _ => &[],
+        }
+    }
+
+    /// Whether GGUF files store the rows of q and k for rotary pairs that lie beside each other.
+    pub(super) fn is_interleaved(self) -> bool {
+        matches!(self, Self::Llama | Self::Granite)
+    }
+}

@@ -1,0 +1,59 @@
+//! What GGUF files call the tensors of a model.
+
+use crate::{
+    shape::{
+        config::ModelConfig,
+        layout::LinearGroup,
+        source::{Target, TensorId},
+    },
+    sources::fused::Place,
+};
+
+/// Where a file keeps a tensor of a model.
+pub(super) fn place(config: &ModelConfig, id: TensorId) -> Place {
+    Place::of(config, id, || tensor_name(id), fused_name)
+}
+
+/// What GGUF files call the linear layer that is all of a group.
+pub(crate) fn fused_name(layer: usize, group: LinearGroup) -> String {
+    let name = match group {
+        LinearGroup::Qkv => "attn_qkv",
+        LinearGroup::O => "attn_output",
+        // Both halves of it.
+        LinearGroup::GateUp => "ffn_up",
+        LinearGroup::Down => "ffn_down",
+        LinearGroup::Head => return "output".to_owned(),
+    };
+    format!("blk.{layer}.{name}")
+}
+
+/// What the file calls a tensor.
+pub(crate) fn tensor_name(id: TensorId) -> String {
+    match id {
+        TensorId::TokenEmbedding => "token_embd.weight".to_owned(),
+        TensorId::OutputNorm => "output_norm.weight".to_owned(),
+        TensorId::AttentionNorm(layer) => format!("blk.{layer}.attn_norm.weight"),
+        TensorId::FeedForwardNorm(layer) => format!("blk.{layer}.ffn_norm.weight"),
+        TensorId::AttentionUpdateNorm(layer) => format!("blk.{layer}.post_attention_norm.weight"),
+        TensorId::FeedForwardUpdateNorm(layer) => format!("blk.{layer}.post_ffw_norm.weight"),
+        TensorId::QueryNorm(layer) => format!("blk.{layer}.attn_q_norm.weight"),
+        TensorId::KeyNorm(layer) => format!("blk.{layer}.attn_k_norm.weight"),
+        TensorId::Weight(layer, target) => format!("{}.weight", linear_name(layer, target)),
+        TensorId::Bias(layer, target) => format!("{}.bias", linear_name(layer, target)),
+    }
+}
+
+/// What GGUF files call a linear layer.
+pub(crate) fn linear_name(layer: usize, target: Target) -> String {
+    let name = match target {
+        Target::Q => "attn_q",
+        Target::K => "attn_k",
+        Target::V => "attn_v",
+        Target::O => "attn_output",
+        Target::Gate => "ffn_gate",
+        Target::Up => "ffn_up",
+        Target::Down => "ffn_down",
+        Target::LmHead => return "output".to_owned(),
+    };
+    format!("blk.{layer}.{name}")
+}

@@ -1,0 +1,128 @@
+//! The options of a `config.json` that matter, as they stand there.
+
+use serde::{Deserialize, Deserializer};
+use serde_json::Value;
+
+use super::{HfConfigError, unsupported};
+use crate::shape::config::RopeScaling;
+
+/// The options that matter. Defaults are those of transformers' configuration classes.
+#[derive(Debug, Deserialize)]
+pub(super) struct Raw {
+    #[serde(default)]
+    pub(super) architectures: Vec<String>,
+    pub(super) vocab_size: Option<usize>,
+    pub(super) hidden_size: Option<usize>,
+    pub(super) intermediate_size: Option<usize>,
+    pub(super) num_hidden_layers: Option<usize>,
+    pub(super) num_attention_heads: Option<usize>,
+    pub(super) num_key_value_heads: Option<usize>,
+    pub(super) head_dim: Option<usize>,
+    pub(super) max_position_embeddings: Option<usize>,
+    /// Of Phi before it was stretched.
+    pub(super) original_max_position_embeddings: Option<usize>,
+    pub(super) rms_norm_eps: Option<f32>,
+    pub(super) hidden_act: Option<String>,
+    /// What Gemma calls the above.
+    pub(super) hidden_activation: Option<String>,
+    pub(super) query_pre_attn_scalar: Option<f32>,
+    /// Null is not the same as nothing.
+    #[serde(default, deserialize_with = "said")]
+    pub(super) attn_logit_softcapping: Option<Option<f32>>,
+    #[serde(default, deserialize_with = "said")]
+    pub(super) final_logit_softcapping: Option<Option<f32>>,
+    /// Granite's.
+    pub(super) embedding_multiplier: Option<f32>,
+    pub(super) attention_multiplier: Option<f32>,
+    pub(super) residual_multiplier: Option<f32>,
+    pub(super) logits_scaling: Option<f32>,
+    pub(super) use_bidirectional_attention: Option<bool>,
+    pub(super) rope_theta: Option<f32>,
+    /// Of Gemma's layers with a window.
+    pub(super) rope_local_base_freq: Option<f32>,
+    pub(super) rope_scaling: Option<RawRope>,
+    /// Where transformers 5 puts both of the above.
+    pub(super) rope_parameters: Option<RawRope>,
+    pub(super) partial_rotary_factor: Option<f32>,
+    pub(super) tie_word_embeddings: Option<bool>,
+    pub(super) attention_bias: Option<bool>,
+    pub(super) mlp_bias: Option<bool>,
+    pub(super) sliding_window: Option<usize>,
+    pub(super) use_sliding_window: Option<bool>,
+    pub(super) max_window_layers: Option<usize>,
+    pub(super) layer_types: Option<Vec<String>>,
+    /// Of so many layers one attends to everything.
+    #[serde(alias = "_sliding_window_pattern")]
+    pub(super) sliding_window_pattern: Option<usize>,
+    pub(super) quantization_config: Option<Value>,
+}
+
+/// What is said, if only that there is none.
+fn said<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Option<f32>>, D::Error> {
+    Option::deserialize(deserializer).map(Some)
+}
+
+/// What is said of rotary embeddings.
+#[derive(Debug, Deserialize)]
+pub(super) struct RawRope {
+    pub(super) rope_type: Option<String>,
+    /// What old files call the above; some have both.
+    #[serde(rename = "type")]
+    pub(super) legacy_type: Option<String>,
+    pub(super) rope_theta: Option<f32>,
+    pub(super) factor: Option<f32>,
+    pub(super) low_freq_factor: Option<f32>,
+    pub(super) high_freq_factor: Option<f32>,
+    pub(super) original_max_position_embeddings: Option<f32>,
+    pub(super) partial_rotary_factor: Option<f32>,
+    /// Of longrope, for sequences no longer than before it was stretched.
+    pub(super) short_factor: Option<Vec<f32>>,
+    pub(super) attention_factor: Option<f32>,
+    /// Where layers differ, in place of all of the above.
+    pub(super) full_attention: Option<Box<RawRope>>,
+    pub(super) sliding_attention: Option<Box<RawRope>>,
+}
+
+impl RawRope {
+    /// It, and those of kinds of layers.
+    pub(super) fn all(&self) -> impl Iterator<Item = &Self> {
+        let of_layers = [&self.full_attention, &self.sliding_attention].into_iter().flatten();
+        std::iter::once(self).chain(of_layers.map(|rope| &**rope))
+    }
+
+    /// Whether it is longrope, by whatever name Phi's files have for it.
+    pub(super) fn is_longrope(&self) -> bool {
+        matches!(self.kind(), Some("longrope" | "su" | "yarn"))
+    }
+
+    /// The frequencies of sequences no longer than what the model was first trained with.
+    pub(super) fn longrope(&self) -> Result<RopeScaling, HfConfigError> {
+        let factors = self.short_factor.clone();
+        factors.map(RopeScaling::Factors).ok_or(HfConfigError::Missing("rope_scaling.short_factor"))
+    }
+
+    fn kind(&self) -> Option<&str> {
+        self.rope_type.as_deref().or(self.legacy_type.as_deref())
+    }
+
+    pub(super) fn scaling(&self) -> Result<RopeScaling, HfConfigError> {
+        let factor = || self.factor.ok_or(HfConfigError::Missing("rope_scaling.factor"));
+        match self.kind() {
+            None | Some("default") => Ok(RopeScaling::None),
+            Some("linear") => Ok(RopeScaling::Linear { factor: factor()? }),
+            Some("llama3") => Ok(RopeScaling::Llama3 {
+                factor: factor()?,
+                low_freq_factor: self
+                    .low_freq_factor
+                    .ok_or(HfConfigError::Missing("rope_scaling.low_freq_factor"))?,
+                high_freq_factor: self
+                    .high_freq_factor
+                    .ok_or(HfConfigError::Missing("rope_scaling.high_freq_factor"))?,
+                original_context: self
+                    .original_max_position_embeddings
+                    .ok_or(HfConfigError::Missing("rope_scaling.original_max_position_embeddings"))?,
+            }),
+            Some(other) => Err(unsupported("rope_scaling.rope_type", other)),
+        }
+    }
+}
