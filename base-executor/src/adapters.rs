@@ -7,6 +7,7 @@ use std::{
 
 use cache::ledger::{Account, Charge, Full};
 use ids::{AdapterId, Generation};
+use model::adapter::Invocation;
 use shmproto::message::{AdapterStats, ErrorCode, WireError};
 
 use crate::{author::Agency, caller::Caller};

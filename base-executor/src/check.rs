@@ -258,7 +258,9 @@ impl Facts {
             format!("  modules     {modules}"),
         ];
         lines.extend(match kind {
-            AdapterKind::Lora | AdapterKind::Dora | AdapterKind::Activated => Some(format!("  rank        {rank}")),
+            AdapterKind::Lora | AdapterKind::Dora | AdapterKind::Activated => {
+                Some(format!("  rank        {rank}"))
+            }
             AdapterKind::Ia3 => None,
             AdapterKind::Prefix => Some(format!("  prefix      {virtual_tokens} virtual tokens")),
         });

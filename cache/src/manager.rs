@@ -40,7 +40,6 @@ pub use self::{
 };
 use crate::{
     frontier::Frontier,
-    namespace::Namespace,
     pool::{BlockPool, Released},
     replacement::{AdapterDemand, AdapterUsage, Policy},
     tier::{Place, Slots, Tier},

@@ -404,8 +404,7 @@ impl SplitModel {
 
 /// Where keys and values of a prompt are: an activated adapter begins where it is invoked.
 fn trail(adapter: Option<&OwnAdapter>, prompt: &[u32]) -> Trail {
-    let of =
-        |adapter| Namespace { adapter, sharing: [0; 32], owner: TenantId::EVERYBODY };
+    let of = |adapter| Namespace { adapter, sharing: [0; 32], owner: TenantId::EVERYBODY };
     let own = of(adapter.map(|adapter| adapter.id));
     match adapter.and_then(|adapter| adapter.prepared.invocation()) {
         None => Trail::whole(own),

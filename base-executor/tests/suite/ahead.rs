@@ -107,6 +107,7 @@ impl Rig {
             let claim = budget.claim(id, 10).unwrap();
             let generation = Generation([tag; 32]);
             let loaded = Loaded::New(Prepared {
+                invocation: None,
                 adapter,
                 claim,
                 generation,

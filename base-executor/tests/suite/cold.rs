@@ -289,6 +289,7 @@ fn load(budget: &Budget, tag: u8) -> Event<FakeAdapter> {
     };
     let (adapter, generation) = (Arc::new(FakeAdapter(tag.into())), Generation([100 + tag; 32]));
     let loaded = Loaded::New(Prepared {
+        invocation: None,
         adapter,
         claim,
         generation,

@@ -338,7 +338,8 @@ fn any_request() -> impl Strategy<Value = Generate> {
             request.pooling = Some(if seed % 8 == 0 { Pooling::Mean } else { Pooling::Last });
             (request.max_tokens, request.prompt_logprobs) = (0, None);
         }
-        request.adapter = [None, Some(1), Some(2), Some(PREFIX), Some(ACTIVATED)][adapter].map(|tag| [tag; 32]);
+        request.adapter =
+            [None, Some(1), Some(2), Some(PREFIX), Some(ACTIVATED)][adapter].map(|tag| [tag; 32]);
         request
     })
 }

@@ -4,8 +4,8 @@ use shmproto::{
     codec::Wire,
     message::{
         AdapterLoaded, AdapterPart, AdapterStats, ColdStart, DeviceFacts, ErrorCode, Failed, Finish,
-        Generate, Hello, LoadAdapter, Loading, Output, Pooling, Precision, Provisional, Sampling, Stats, ToExecutor,
-        ToGateway, TokenOutput, UnloadAdapter, Welcome, WireError, WorkerStats,
+        Generate, Hello, LoadAdapter, Loading, Output, Pooling, Precision, Provisional, Sampling, Stats,
+        ToExecutor, ToGateway, TokenOutput, UnloadAdapter, Welcome, WireError, WorkerStats,
     },
 };
 

@@ -54,11 +54,7 @@ pub(super) fn read(path: &Path, model: &ModelConfig) -> Result<AnyAdapter, Adapt
 }
 
 /// What invokes it, if it applies only from there.
-fn invocation(
-    path: &Path,
-    file: &GgufFile,
-    model: &ModelConfig,
-) -> Result<Option<Invocation>, AdapterError> {
+fn invocation(path: &Path, file: &GgufFile, model: &ModelConfig) -> Result<Option<Invocation>, AdapterError> {
     const KEY: &str = "adapter.alora.invocation_tokens";
     let Some(ids) = file.i64s(KEY)? else { return Ok(None) };
     Invocation::new(Some(ids), model.vocab_size).map(Some).map_err(|problem| AdapterError::Option {

@@ -78,7 +78,9 @@ impl LoraConfig {
             invocation: take_invocation(options, vocab_size)?,
         };
         if config.invocation.is_some() && (config.is_dora || config.draft_layers.is_some()) {
-            return Err(options.problem(ACTIVATED, "is set, and a DoRA or a draft is none; train it as plain LoRA"));
+            return Err(
+                options.problem(ACTIVATED, "is set, and a DoRA or a draft is none; train it as plain LoRA")
+            );
         }
         if config.is_dora && config.draft_layers.is_some() {
             return Err(options.problem(DORA, "is true, and a draft is none; train it as plain LoRA"));
@@ -188,10 +190,7 @@ impl LoraConfig {
     }
 }
 
-fn take_invocation(
-    options: &mut Options<'_>,
-    vocab_size: usize,
-) -> Result<Option<Invocation>, AdapterError> {
+fn take_invocation(options: &mut Options<'_>, vocab_size: usize) -> Result<Option<Invocation>, AdapterError> {
     let Some(value) = options.take(ACTIVATED) else { return Ok(None) };
     let ids = value.as_array().and_then(|ids| ids.iter().map(Value::as_i64).collect());
     Invocation::new(ids, vocab_size).map(Some).map_err(|problem| options.problem(ACTIVATED, problem))

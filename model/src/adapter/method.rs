@@ -183,7 +183,9 @@ impl Method {
     #[must_use]
     pub fn rank(&self) -> usize {
         match self {
-            Self::Lora(modules) | Self::Activated(modules, _) => modules.iter().map(|module| module.rank).max().unwrap_or(0),
+            Self::Lora(modules) | Self::Activated(modules, _) => {
+                modules.iter().map(|module| module.rank).max().unwrap_or(0)
+            }
             Self::Ia3(_) | Self::Prefix(_) => 0,
         }
     }

@@ -112,7 +112,7 @@ impl<'a> Files<'a> {
         let mut options = Options::parse(&config_path, config)?;
         let base_model = options.text("base_model_name_or_path")?;
         let config = MethodConfig::take(&mut options, model)?;
-        let weights = WeightFile::parse(&directory.join(WEIGHT_FILE), weights, model)?;
+        let weights = WeightFile::parse(&directory.join(WEIGHT_FILE), weights)?.parted(model)?;
         Ok(Self { model, config, base_model, weights })
     }
 

@@ -58,15 +58,20 @@ impl Selection {
         model: &ModelConfig,
         (layer, target): (usize, Target),
     ) -> Result<(String, Selected), AdapterError> {
-        let own = module_name(layer, target);
         if let Some(fused) = Fused::of(model, target) {
             let whole = fused_module_name(layer, fused.group);
             if self.selects(&whole)? {
                 return Ok((whole, Selected::Yes));
             }
         }
-        let selected = if self.selects(&own)? { Selected::Yes } else { Selected::No };
+        let own = module_name(layer, target);
+        let selected = self.of(&own)?;
         Ok((own, selected))
+    }
+
+    /// Whether the linear layer called `module` is adapted.
+    pub(super) fn of(&self, module: &str) -> Result<Selected, AdapterError> {
+        Ok(if self.selects(module)? { Selected::Yes } else { Selected::No })
     }
 
     fn selects(&self, module: &str) -> Result<bool, AdapterError> {

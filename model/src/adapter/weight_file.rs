@@ -36,8 +36,8 @@ pub(super) struct WeightFile<'a> {
 }
 
 impl<'a> WeightFile<'a> {
-    /// Reads the table of contents. Tensors of linear layers that are one in the files of such a base, and several here, are parted.
-    pub(super) fn parse(path: &Path, bytes: &'a [u8], model: &ModelConfig) -> Result<Self, AdapterError> {
+    /// Reads the table of contents.
+    pub(super) fn parse(path: &Path, bytes: &'a [u8]) -> Result<Self, AdapterError> {
         let failed = |source| AdapterError::Weights { path: path.to_path_buf(), source };
         let Contents { tensors, mut others, .. } =
             read_all_contents(bytes, MAX_HEADER_BYTES).map_err(failed)?;
@@ -53,12 +53,16 @@ impl<'a> WeightFile<'a> {
                 return Err(AdapterError::Duplicate { path: path.to_path_buf(), tensor: name });
             }
         }
-        let mut file = Self { path: path.to_path_buf(), bytes, rest, shortlist };
+        Ok(Self { path: path.to_path_buf(), bytes, rest, shortlist })
+    }
+
+    /// Parts the tensors of linear layers that are one in the files of such a base, and several here.
+    pub(super) fn parted(mut self, model: &ModelConfig) -> Result<Self, AdapterError> {
         for layer in 0..model.layers {
-            file.part(model, layer, &[Target::Q, Target::K, Target::V])?;
-            file.part(model, layer, &[Target::Gate, Target::Up])?;
+            self.part(model, layer, &[Target::Q, Target::K, Target::V])?;
+            self.part(model, layer, &[Target::Gate, Target::Up])?;
         }
-        Ok(file)
+        Ok(self)
     }
 
     /// Gives the linear layers that are one in the files their parts of its tensors: their rows of those that have its outputs as
@@ -68,11 +72,12 @@ impl<'a> WeightFile<'a> {
         let parts: Vec<(Target, Fused)> = targets.iter().copied().filter_map(fused).collect();
         let Some((_, first)) = parts.first() else { return Ok(()) };
         let whole = fused_module_name(layer, first.group);
-        for tensor in ["lora_A.weight", "lora_B.weight", "ia3_l"] {
+        for tensor in ["lora_A.weight", "lora_B.weight", "lora_magnitude_vector", "ia3_l"] {
             let Some((name, stored)) = self.rest.remove(&format!("{whole}.{tensor}")) else { continue };
             for (target, part) in &parts {
                 let mut stored = stored.clone();
-                if let [rows, _] = &mut stored.shape[..]
+                if tensor != "lora_A.weight"
+                    && let Some(rows) = stored.shape.first_mut()
                     && *rows == part.all_rows
                 {
                     let bytes = part.range_in(stored.range.len());

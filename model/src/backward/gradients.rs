@@ -39,7 +39,9 @@ impl Method {
     #[must_use]
     pub fn tensors(&self) -> Vec<&[f32]> {
         match self {
-            Self::Lora(modules) => modules.iter().flat_map(|module| [&module.a[..], &module.b[..]]).collect(),
+            Self::Lora(modules) | Self::Activated(modules, _) => {
+                modules.iter().flat_map(|module| [&module.a[..], &module.b[..]]).collect()
+            }
             Self::Ia3(scales) => scales.vectors().iter().map(|vector| &vector.values[..]).collect(),
             Self::Prefix(prefix) => vec![&prefix.values[..]],
         }
@@ -48,7 +50,7 @@ impl Method {
     /// The same, to be changed.
     pub fn tensors_mut(&mut self) -> Vec<&mut [f32]> {
         match self {
-            Self::Lora(modules) => {
+            Self::Lora(modules) | Self::Activated(modules, _) => {
                 modules.iter_mut().flat_map(|module| [&mut module.a[..], &mut module.b[..]]).collect()
             }
             Self::Ia3(scales) => {
@@ -60,7 +62,7 @@ impl Method {
     }
 
     pub(super) fn as_lora(&self) -> &[LoraModule] {
-        if let Self::Lora(modules) = self { modules } else { &[] }
+        if let Self::Lora(modules) | Self::Activated(modules, _) = self { modules } else { &[] }
     }
 
     pub(super) fn as_scales(&self) -> Option<&Scales> {

@@ -42,7 +42,9 @@ impl Place {
     pub(super) fn first(adapter: &Method) -> Self {
         let of = |(layer, target)| Self::of_target(layer, target);
         let first = match adapter {
-            Method::Lora(modules) | Method::Activated(modules, _) => modules.iter().map(|module| of((module.layer, module.target))).min(),
+            Method::Lora(modules) | Method::Activated(modules, _) => {
+                modules.iter().map(|module| of((module.layer, module.target))).min()
+            }
             Method::Ia3(scales) => {
                 scales.vectors().iter().map(|vector| of((vector.layer, vector.target))).min()
             }

@@ -10,6 +10,7 @@ mod traits;
 use files::small_json;
 
 use self::raw::{Raw, RawRope};
+use crate::sources::quantization::{Quantization, Unsupported};
 use crate::{
     shape::{
         config::{ModelConfig, Rope, RopeScaling},
@@ -18,7 +19,6 @@ use crate::{
     },
     sources::family::Family,
 };
-use crate::sources::quantization::{Quantization, Unsupported};
 
 /// Why a `config.json` is refused.
 #[derive(Debug, thiserror::Error)]

@@ -63,7 +63,8 @@ impl SafetensorsSource {
             HfConfig::parse(&json).map_err(|source| SafetensorsSourceError::Config { path, source })?;
         let others = if quantization.is_some() { OtherTypes::Listed } else { OtherTypes::Refused };
         let shards = Shards::open(directory, others)?;
-        let source = Self { directory: directory.to_path_buf(), config, norms_less_one, quantization, shards };
+        let source =
+            Self { directory: directory.to_path_buf(), config, norms_less_one, quantization, shards };
         source.check_tensors(&biased)?;
         Ok(source)
     }

@@ -96,13 +96,20 @@ pub(crate) fn generate<P: ForwardPass<Adapter = PreparedAdapter>>(
     input.extend(prompt);
     let blocks: Vec<BlockId> = (0..(input.len() + count).div_ceil(16) as u32).map(BlockId).collect();
     let (mut logits, mut first, mut tokens) = (Vec::new(), Vec::new(), Vec::new());
-    let begin = adapter.and_then(|adapter| adapter.invocation()).map_or(0, |invocation| invocation.begin(prompt));
+    let begin =
+        adapter.and_then(|adapter| adapter.invocation()).map_or(0, |invocation| invocation.begin(prompt));
     let applied = |start: usize| adapter.filter(|_| start >= begin);
     let mut start = 0;
     if (1..input.len()).contains(&begin) {
         let tokens = &input[..begin];
-        let slice =
-            SequenceSlice { trunk: &[], tokens, start, blocks: &blocks, adapter: None, logits: LogitRows::None };
+        let slice = SequenceSlice {
+            trunk: &[],
+            tokens,
+            start,
+            blocks: &blocks,
+            adapter: None,
+            logits: LogitRows::None,
+        };
         pass.forward(&[slice], &mut logits).unwrap();
         input.drain(..begin);
         start = begin;

@@ -23,7 +23,9 @@ pub(super) enum TunerError {
     #[error(transparent)]
     Adapter(#[from] AdapterError),
     /// The adapter to go on from applies to a part of each text.
-    #[error("an activated LoRA cannot be trained further here, for it would be trained on all of each text; train it with PEFT")]
+    #[error(
+        "an activated LoRA cannot be trained further here, for it would be trained on all of each text; train it with PEFT"
+    )]
     Activated,
     /// There is no going on from the checkpoint, or nowhere to put one.
     #[error("{}", with_causes(.0))]
@@ -58,7 +60,7 @@ impl TunerError {
             Self::Data(DataError::Read { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
                 Exit::NotFound
             }
-            Self::Data(_) | Self::Usage(_) | Self::Adapter(_) => Exit::Usage,
+            Self::Data(_) | Self::Usage(_) | Self::Adapter(_) | Self::Activated => Exit::Usage,
             Self::Checkpoint(CheckpointError::Other { .. } | CheckpointError::Broken { .. }) => Exit::Usage,
             Self::Checkpoint(CheckpointError::InUse(_)) => Exit::Unavailable,
             Self::Learn(error) | Self::Job(JobError::Learn(error)) => of_learning(error),

@@ -1,7 +1,8 @@
 //! Requests whose adapter applies from where it is invoked (aLoRA).
 
 use super::{
-    ACTIVATED, Answer, Bench, Generate, Limits, ROOMY, assert_as_if_alone, assert_nothing_held, prompt, request,
+    ACTIVATED, Answer, Bench, Generate, Limits, ROOMY, assert_as_if_alone, assert_nothing_held, prompt,
+    request,
 };
 
 /// A prompt of `len` tokens that invokes at `at` and nowhere else.
@@ -72,7 +73,8 @@ fn the_same_tokens_are_told_apart_by_where_the_last_invocation_is() {
 #[test]
 fn who_never_invokes_it_hears_the_base() {
     let mut bench = bench();
-    let tokens = invoking(5, 40, 10).into_iter().map(|token| if token == 7 { 8 } else { token }).collect::<Vec<_>>();
+    let tokens =
+        invoking(5, 40, 10).into_iter().map(|token| if token == 7 { 8 } else { token }).collect::<Vec<_>>();
     let base = ask(&mut bench, &request(1, tokens.clone(), 30));
     let adapted = ask(&mut bench, &activated(request(2, tokens, 30)));
     assert_eq!(adapted.tokens, base.tokens, "not even where tokens that are said would invoke it");
@@ -84,10 +86,8 @@ fn an_invocation_anywhere_in_a_block_or_a_chunk_is_as_if_alone() {
     let mut bench = Bench::new(Limits { chunk_tokens: 24, kv_blocks: 60, ..ROOMY });
     bench.load(ACTIVATED);
     let places = [0, 1, 15, 16, 17, 23, 24, 31, 32, 49];
-    let requests: Vec<_> = (1..)
-        .zip(places)
-        .map(|(id, at)| activated(request(id, invoking(6, 50, at), 20)))
-        .collect();
+    let requests: Vec<_> =
+        (1..).zip(places).map(|(id, at)| activated(request(id, invoking(6, 50, at), 20))).collect();
     requests.iter().for_each(|request| bench.send(request.clone()));
     bench.finish();
     assert_as_if_alone(&bench, &requests);

@@ -5,10 +5,7 @@ use kernels::TensorType;
 
 use super::{GgufSourceError, ROPE_FACTORS, ROPE_SHORT_FACTORS};
 use crate::{
-    shape::{
-        config::{ModelConfig, Rope, RopeScaling, Traits},
-        layout,
-    },
+    shape::config::{ModelConfig, Rope, RopeScaling, Traits},
     sources::{family::Family, gemma, others},
 };
 
