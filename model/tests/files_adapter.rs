@@ -231,7 +231,8 @@ fn options_that_are_not_supported_are_refused_by_name() {
         ("fan_in_fan_out", json!(true)),
         ("trainable_token_indices", json!([1, 2])),
         ("layer_replication", json!([[0, 1]])),
-        ("alora_invocation_tokens", json!([1])),
+        ("alora_invocation_tokens", json!([])),
+        ("alora_invocation_tokens", json!([100_000_000])),
         ("target_parameters", json!(["mlp.experts.gate_up_proj"])),
         ("use_qalora", json!(true)),
         ("use_bdlora", json!({"nblocks": 2})),
@@ -589,6 +590,20 @@ fn a_gguf_adapter_is_the_same_adapter_and_the_same_generation() {
 }
 
 #[test]
+fn an_activated_adapter_is_the_same_from_either_file_and_another_than_one_that_always_applies() {
+    let activated =
+        gguf().array("adapter.alora.invocation_tokens", 4, 2, [7u32, 9].map(u32::to_le_bytes).concat());
+    let from_gguf = read_gguf(&activated).unwrap();
+    let from_peft = read(&config_with(&json!({"alora_invocation_tokens": [7, 9]})), &entries()).unwrap();
+    assert_eq!(from_gguf.method, from_peft.method);
+    assert_eq!(from_gguf.generation, from_peft.generation);
+    assert_eq!(from_gguf.method.invocation().unwrap().tokens(), [7, 9]);
+    let always = read(&config(), &entries()).unwrap();
+    assert_eq!(from_peft.modules(), always.modules());
+    assert_ne!(from_peft.generation, always.generation);
+}
+
+#[test]
 fn a_gguf_adapter_without_alpha_is_taken_as_trained() {
     let adapter = read_gguf(&gguf().without("adapter.lora.alpha")).unwrap();
     assert!(adapter.modules().iter().all(|module| module.scale == 1.0));
@@ -602,7 +617,7 @@ fn gguf_adapters_that_do_not_fit_are_refused_by_name() {
     refused(&set("adapter.type", "control_vector"), &["`adapter.type`", "control_vector"]);
     refused(&set("general.architecture", "qwen2"), &["`general.architecture`", "qwen2"]);
     refused(&gguf().without("adapter.type"), &["`adapter.type`"]);
-    let activated = gguf().array("adapter.alora.invocation_tokens", 4, 1, 7u32.to_le_bytes());
+    let activated = gguf().array("adapter.alora.invocation_tokens", 4, 1, u32::MAX.to_le_bytes());
     refused(&activated, &["adapter.alora.invocation_tokens"]);
     refused(&gguf().without("adapter.lora.alpha").f32("adapter.lora.alpha", f32::NAN), &["alpha", "NaN"]);
     refused(

@@ -10,7 +10,7 @@ use std::{
 use ids::BlockId;
 use kernels::{Activations, Isa, Pool, attention::KvPrecision, lora::LoraPrecision};
 use model::{
-    adapter::{Adapter, sum::sum},
+    adapter::{Adapter, AdapterKind, sum::sum},
     cpu::{Compute, kv::PagedKv},
     deltas::{
         adapter_rows::AdapterRows,
@@ -147,7 +147,7 @@ fn adapters(directory: &Path, config: &ModelConfig, precision: LoraPrecision) ->
     paths.sort();
     let read = |path: PathBuf| Adapter::read(&path, config).unwrap();
     let mut all: Vec<Adapter> = paths.into_iter().filter(|path| path.is_dir()).map(read).collect();
-    let mut low_rank = all.iter().filter(|adapter| !adapter.modules().is_empty()).cloned();
+    let mut low_rank = all.iter().filter(|adapter| adapter.method.kind() == AdapterKind::Lora).cloned();
     if let Some((one, other)) = low_rank.next().zip(low_rank.next()) {
         all.push(sum(vec![(one.into(), 0.75), (other.into(), -0.5)]).unwrap());
     }

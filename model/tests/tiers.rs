@@ -421,6 +421,10 @@ fn cold_adapters_give_the_logits_and_tokens_of_transformers() {
         assert!(!names.is_empty());
         for name in names.iter().map(|entry| entry.file_name().into_string().unwrap()) {
             let adapter = golden_adapter(model, &name, LoraPrecision::Exact);
+            // From where it applies is for those who cut prompts into slices.
+            if adapter.invocation().is_some() {
+                continue;
+            }
             let text = std::fs::read(golden("expected").join(model).join(format!("{name}.json"))).unwrap();
             let golden: Golden = serde_json::from_slice(&text).unwrap();
             let all = blocks_of(&adapter);

@@ -356,6 +356,7 @@ QUANTIZED = {
     "llama-gptq-rows": (llama_config(tie_word_embeddings=True), gptq(sym=False, group_size=-1)),
     "llama-gptq8": (llama_config(), gptq(bits=8, group_size=64)),
     "llama-awq": (llama_config(), AWQ),
+    "phi3-gptq": (phi3_config(), gptq(sym=False)),
 }
 AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
 
@@ -717,6 +718,7 @@ EMBEDDINGS = [
     ("qwen3-qknorm", None),
     ("gemma3", None),
     ("gemma3", "rank16-all-linear"),
+    ("granite", None),
 ]
 
 
