@@ -19,10 +19,7 @@ pub enum ClaimError {
     #[error("adapter {0:.12} is resident already")]
     Known(AdapterId),
     /// There are too few bytes left.
-    #[error(
-        "the adapter does not fit: {0}; unload an adapter, or start the executor with a larger --adapter-bytes or more \
-         memory"
-    )]
+    #[error("the adapter does not fit: {0}; unload one, or give the executor more --adapter-bytes or memory")]
     Exceeded(#[from] Full),
 }
 

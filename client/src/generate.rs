@@ -7,18 +7,15 @@
 //! is drawn in its place, from logits that have the bits of plain decoding; so the answer is still the same.
 
 mod refused;
+mod sequence;
 mod verify;
 
 use std::{
     ops::ControlFlow,
-    sync::Arc,
     time::{Duration, Instant},
 };
 
-use cache::{Cursor, Namespace, Trail};
-use ids::{BlockId, TenantId};
 use model::{
-    deltas::prepared::PreparedAdapter,
     forward::{BLOCK_TOKENS, LogitRows, SequenceSlice},
     sampling::{SamplingParams, TokenCounts, sample},
 };
@@ -28,6 +25,7 @@ use speculation::{
 };
 
 pub use self::refused::GenerateError;
+use self::sequence::{Sequence, trail};
 use crate::{
     drafts::{Drafted, Drafting, Guesser},
     error::CallError,
@@ -76,29 +74,6 @@ pub struct Generated {
     pub total: Duration,
     /// What came of drafts.
     pub drafted: Drafted,
-}
-
-/// A sequence on its way.
-struct Sequence<'a> {
-    own: Option<&'a OwnAdapter>,
-    trail: Trail,
-    /// Virtual tokens, prompt, completion.
-    tokens: Vec<u32>,
-    /// How many of them have keys and values.
-    computed: usize,
-    blocks: Vec<BlockId>,
-    /// Blocks of a tree's segments but the first, from the block on that the sequence ends in.
-    forks: Vec<Vec<BlockId>>,
-    /// Behind the last full block that was offered to later sequences.
-    cursor: Cursor,
-}
-
-impl Sequence<'_> {
-    /// The adapter, if it applies to the next token to be computed.
-    fn adapter(&self) -> Option<&Arc<PreparedAdapter>> {
-        let applies = self.trail.applies(self.computed);
-        self.own.filter(|_| applies).map(|adapter| &adapter.prepared)
-    }
 }
 
 /// What goes on while a sequence does.
@@ -399,15 +374,5 @@ impl SplitModel {
             going.counts.push_completion(token);
         }
         Ok(token)
-    }
-}
-
-/// Where keys and values of a prompt are: an activated adapter begins where it is invoked.
-fn trail(adapter: Option<&OwnAdapter>, prompt: &[u32]) -> Trail {
-    let of = |adapter| Namespace { adapter, sharing: [0; 32], owner: TenantId::EVERYBODY };
-    let own = of(adapter.map(|adapter| adapter.id));
-    match adapter.and_then(|adapter| adapter.prepared.invocation()) {
-        None => Trail::whole(own),
-        Some(invocation) => Trail::activated(of(None), own, invocation.begin(prompt), BLOCK_TOKENS),
     }
 }

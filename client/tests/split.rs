@@ -47,7 +47,9 @@ fn a_split_model_has_the_resident_bits_for_every_architecture_and_golden_adapter
         for path in adapters.map(|entry| entry.unwrap().path()).filter(|path| path.is_dir()) {
             let Ok(adapter) = split.load_adapter(&path) else { continue };
             let task = task(prompt.clone(), 9, vocab_size, 0.8);
-            let expected = resident_tokens(&mut resident, &task, Some(adapter.prepared()));
+            // Nothing in the prompt invokes those that are activated.
+            let applied = Some(adapter.prepared()).filter(|adapter| adapter.invocation().is_none());
+            let expected = resident_tokens(&mut resident, &task, applied);
             assert_eq!(generate(&mut split, &task, Some(&adapter)).tokens, expected, "{}", path.display());
             adapted += 1;
         }
@@ -99,13 +101,34 @@ fn keys_and_values_of_one_adapter_never_answer_for_another() {
     let adapters = std::fs::read_dir(golden("adapters").join("llama-tied")).unwrap();
     let mut paths: Vec<_> = adapters.map(|entry| entry.unwrap().path()).collect();
     paths.sort();
-    let own: Vec<_> = paths.iter().filter_map(|path| split.load_adapter(path).ok()).take(2).collect();
+    let loaded = paths.iter().filter_map(|path| split.load_adapter(path).ok());
+    // What is not invoked has the base's, which are there.
+    let own: Vec<_> = loaded.filter(|own| own.prepared().invocation().is_none()).take(2).collect();
     assert_eq!(own.len(), 2);
     assert_eq!(generate(&mut split, &task, None).cached_tokens, 0);
     for adapter in &own {
         assert_eq!(generate(&mut split, &task, Some(adapter)).cached_tokens, 0);
     }
     assert!(generate(&mut split, &task, Some(&own[0])).cached_tokens > 0);
+}
+
+#[test]
+fn an_activated_adapter_says_what_peft_does_and_goes_on_from_what_the_base_left() {
+    let text = std::fs::read(golden("expected/llama-tied/activated.json")).unwrap();
+    let cases: serde_json::Value = serde_json::from_slice(&text).unwrap();
+    let numbers = |value: &serde_json::Value| -> Vec<u32> { serde_json::from_value(value.clone()).unwrap() };
+    let mut split = split(&tiny("llama-tied"), OFF);
+    let vocab_size = split.config().vocab_size;
+    let adapter = split.load_adapter(&golden("adapters/llama-tied/activated")).unwrap();
+    let mut cached = 0;
+    for case in cases["cases"].as_array().unwrap() {
+        let (prompt, greedy) = (numbers(&case["prompt"]), numbers(&case["greedy"]));
+        generate(&mut split, &task(prompt.clone(), 1, vocab_size, 0.0), None);
+        let answer = generate(&mut split, &task(prompt, greedy.len(), vocab_size, 0.0), Some(&adapter));
+        assert_eq!(answer.tokens, greedy);
+        cached += answer.cached_tokens;
+    }
+    assert_eq!(cached, 16, "the last one invokes it behind a block and more");
 }
 
 #[test]

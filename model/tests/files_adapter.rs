@@ -231,8 +231,6 @@ fn options_that_are_not_supported_are_refused_by_name() {
         ("fan_in_fan_out", json!(true)),
         ("trainable_token_indices", json!([1, 2])),
         ("layer_replication", json!([[0, 1]])),
-        ("alora_invocation_tokens", json!([])),
-        ("alora_invocation_tokens", json!([100_000_000])),
         ("target_parameters", json!(["mlp.experts.gate_up_proj"])),
         ("use_qalora", json!(true)),
         ("use_bdlora", json!({"nblocks": 2})),
@@ -601,6 +599,16 @@ fn an_activated_adapter_is_the_same_from_either_file_and_another_than_one_that_a
     let always = read(&config(), &entries()).unwrap();
     assert_eq!(from_peft.modules(), always.modules());
     assert_ne!(from_peft.generation, always.generation);
+}
+
+#[test]
+fn an_invocation_that_is_none_is_refused_by_name() {
+    for bad in [json!([]), json!([100_000_000]), json!([-1]), json!("now"), json!(vec![1; 65])] {
+        refused(
+            &json!({"alora_invocation_tokens": bad}),
+            &["`alora_invocation_tokens`", "adapter_config.json"],
+        );
+    }
 }
 
 #[test]

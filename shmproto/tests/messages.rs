@@ -184,11 +184,11 @@ fn a_message_that_ends_early_or_late_is_an_error() {
 
 #[test]
 fn a_count_larger_than_the_message_takes_no_memory() {
-    // Tag, request, no adapter, namespace, owner, then a prompt that claims four billion tokens.
+    // Tag, request, no adapter, two namespaces, owner, then a prompt that claims four billion tokens.
     let mut bytes = vec![1];
     bytes.extend(7u64.to_le_bytes());
     bytes.push(0);
-    bytes.extend([0; 64]);
+    bytes.extend([0; 96]);
     bytes.extend(u32::MAX.to_le_bytes());
     assert_eq!(
         ToExecutor::from_bytes(&bytes),

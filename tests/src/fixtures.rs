@@ -73,6 +73,16 @@ pub fn variant(name: &str, alpha: u32, into: &Path) {
     stacked(name, 1, alpha, into);
 }
 
+/// Writes a variant that applies from where a prompt says `invocation`.
+pub fn activated(name: &str, invocation: &[u32], into: &Path) {
+    variant(name, 32, into);
+    let path = into.join(CONFIG);
+    let config = fs::read(&path).expect("the variant's configuration");
+    let mut config: Value = serde_json::from_slice(&config).expect("the configuration is JSON");
+    config["alora_invocation_tokens"] = invocation.into();
+    fs::write(path, config.to_string()).expect("the variant's configuration");
+}
+
 /// Writes a variant that has every rank of the example `times` times: so wide that it travels in several blocks.
 pub fn stacked(name: &str, times: usize, alpha: u32, into: &Path) {
     let from = example(name);

@@ -95,6 +95,34 @@ fn two_adapters_at_once_answer_to_the_last_bit_as_what_is_merged_of_them() {
 }
 
 #[test]
+fn an_activated_adapter_goes_on_from_what_the_base_has_cached_to_the_same_bits() {
+    watched(|| {
+        let invocation = [57, 91, 64];
+        let (deployment, fresh) = (shared(), Plan::bare().start());
+        for host in [&*deployment, &fresh] {
+            let path = host.place().adapters().join("activated");
+            fixtures::activated("pirate", &invocation, &path);
+            host.client.load("activated", &path);
+        }
+        let mut asked = fixtures::prompt(7, 100);
+        deployment.client.ask(&Ask::new(BASE, asked.clone(), 1));
+        asked.extend(invocation);
+        asked.extend(fixtures::prompt(8, 5));
+        let ask = |model: &str| Ask::new(model, asked.clone(), 16);
+        let before = deployment.client.metric("holobiont_cached_tokens_total");
+        let warm = deployment.client.ask(&ask("activated"));
+        assert_eq!(warm.cached_tokens, 96, "all full blocks of the base's");
+        assert!(deployment.client.metric("holobiont_cached_tokens_total") - before >= 96.0);
+        let cold = fresh.client.ask(&ask("activated"));
+        assert_eq!((cold.cached_tokens, cold.answer), (0, warm.answer.clone()));
+        assert_ne!(fresh.client.ask(&ask(BASE)).answer, warm.answer, "it changes something");
+        // Whoever does not invoke it hears the base.
+        let plain = Ask::new("activated", fixtures::prompt(7, 100), 16);
+        assert_eq!(fresh.client.ask(&plain).answer, fresh.client.ask(&plain.of(BASE)).answer);
+    });
+}
+
+#[test]
 fn unloading_gives_the_bytes_back_and_the_name_is_not_found_any_more() {
     watched(|| {
         let deployment = Plan::bare().start();

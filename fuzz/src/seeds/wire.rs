@@ -60,7 +60,7 @@ pub(super) fn to_executor() -> Vec<Seed> {
     make.valid("an unload", ToExecutor::UnloadAdapter(unload).to_bytes());
     // The count of the prompt follows tag, request, adapter, namespace and owner.
     let mut bytes = ToExecutor::Generate(generate()).to_bytes();
-    let at = 1 + 8 + 33 + 32 + 32;
+    let at = 1 + 8 + 33 + 32 + 32 + 32;
     bytes[at..at + 4].copy_from_slice(&u32::MAX.to_le_bytes());
     make.refused("a prompt of 2^32 - 1 tokens", COUNTS, bytes, "ends early");
     make.refused("2^32 - 1 parts", COUNTS, [&[3][..], &[0; 8], &[255; 4]].concat(), "ends early");
@@ -71,7 +71,7 @@ pub(super) fn to_executor() -> Vec<Seed> {
     make.refused("a pickle", FORMAT, b"\x80\x04\x95cos\nsystem\n".to_vec(), "no variant 128");
     let trailing = [ToExecutor::Cancel(1).to_bytes(), vec![0]].concat();
     make.refused("bytes behind the end", FORMAT, trailing, "follow the end");
-    let text = [&[3][..], &[0; 8], &2u32.to_le_bytes(), &[0xff, 0xfe], &[0; 32]].concat();
+    let text = [&[3][..], &[0; 8], &[1, 0, 0, 0], &[2, 0, 0, 0], &[0xff, 0xfe], &[0; 36]].concat();
     make.refused("a path that is no text", FORMAT, text, "not UTF-8");
     make.seeds
 }
