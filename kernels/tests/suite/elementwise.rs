@@ -201,7 +201,7 @@ impl Turning {
         let half = self.turned / 2;
         for row in 0..self.rows {
             for group in self.heads() {
-                let Norm { weight, eps } = group.norm.unwrap();
+                let Norm { weight, eps } = group.norm.expect("a norm of a kind");
                 let all = &mut x[row * self.stride + group.column..][..group.count * self.head_dim];
                 for part in all.chunks_mut(weight.len()) {
                     let normed = reference::rms_norm(part, weight, eps);

@@ -10,11 +10,14 @@ use crate::{
     sources::hf_names::module_name,
 };
 
+/// Decodes a row of a weight into a buffer of its length.
+type ReadRow<'a> = Box<dyn Fn(usize, &mut [f32]) + 'a>;
+
 /// A linear layer of the base whose weights are at hand.
 #[allow(missing_debug_implementations, reason = "there is nothing to say of a function")]
 pub struct BaseLayer<'a> {
     /// Writes a row of `[out, in]`.
-    pub read_row: Box<dyn Fn(usize, &mut [f32]) + 'a>,
+    pub read_row: ReadRow<'a>,
     /// `[out]`.
     pub bias: Option<&'a [f32]>,
 }

@@ -165,8 +165,8 @@ impl NamedModule {
     #[must_use]
     pub fn inner(&self, other: &Self) -> f64 {
         let [a, b] = [
-            product(self.rows_of_a(), other.rows_of_a()),
-            product(self.columns_of_b(), other.columns_of_b()),
+            product(&self.rows_of_a(), &other.rows_of_a()),
+            product(&self.columns_of_b(), &other.columns_of_b()),
         ];
         let sum: f64 = a.iter().zip(&b).map(|(a, b)| a * b).sum();
         f64::from(self.scale) * f64::from(other.scale) * sum
@@ -268,7 +268,7 @@ fn options(base_model: Option<&str>, modules: &BTreeMap<String, NamedModule>) ->
 }
 
 /// The product of each of `ones` with each of `others`.
-fn product(ones: Vec<Vec<f64>>, others: Vec<Vec<f64>>) -> Vec<f64> {
+fn product(ones: &[Vec<f64>], others: &[Vec<f64>]) -> Vec<f64> {
     let dot = |one: &[f64], other: &[f64]| one.iter().zip(other).map(|(x, y)| x * y).sum();
     ones.iter().flat_map(|one| others.iter().map(move |other| dot(one, other))).collect()
 }
