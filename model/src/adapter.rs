@@ -23,6 +23,7 @@ mod peft;
 mod prefix;
 mod selection;
 pub mod sum;
+mod vera;
 mod weight_file;
 pub mod writing;
 

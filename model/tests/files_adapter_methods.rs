@@ -1,4 +1,4 @@
-//! IA3 and prefix tuning are read exactly as PEFT means them, and everything else about them is refused by name.
+//! IA3, prefix tuning and VeRA are read exactly as PEFT means them, and everything else about them is refused by name.
 #![allow(clippy::unwrap_used, reason = "a test whose files cannot be set up has failed")]
 
 mod files_support;
@@ -243,5 +243,72 @@ fn a_generation_tells_methods_and_contents_apart() {
     assert_eq!(
         ia3(&json!({"target_modules": r".*(k|v|down)_proj"}), &vectors()).unwrap().generation,
         seen[0]
+    );
+}
+
+/// What PEFT writes for a VeRA of rank 3.
+fn vera_config() -> Value {
+    json!({
+        "auto_mapping": null, "base_model_name_or_path": "org/tiny", "bias": "none", "d_initial": 0.1, "fan_in_fan_out": false,
+        "inference_mode": true, "init_weights": true, "layers_pattern": null, "layers_to_transform": [1],
+        "modules_to_save": null, "peft_type": "VERA", "peft_version": "0.21.2", "projection_prng_key": 0, "r": 3,
+        "revision": null, "save_projection": true, "target_modules": ["down_proj", "v_proj"], "task_type": "CAUSAL_LM",
+        "vera_dropout": 0.0,
+    })
+}
+
+/// Matrices as wide as the widest of both layers, and two vectors for each.
+fn vera_entries() -> Entries {
+    let of = |name: &str, shape: Vec<usize>, seed: usize| {
+        (name.to_owned(), "F32", shape.clone(), f32_bytes(&numbers(shape.iter().product(), seed)))
+    };
+    let mut entries = vec![of("base_model.vera_A", vec![3, 64], 1), of("base_model.vera_B", vec![32, 3], 2)];
+    for target in [Target::V, Target::Down] {
+        let [rows, _] = linear_shape(&tiny(), target);
+        let name = |part: &str| format!("base_model.model.{}.vera_lambda_{part}", hf_name(1, target));
+        entries.push(of(&name("d"), vec![3], 3 + target as usize));
+        entries.push(of(&name("b"), vec![rows], 20 + target as usize));
+    }
+    entries
+}
+
+#[test]
+fn a_vera_is_the_lora_of_its_scaled_factors() {
+    let adapter = read(&vera_config(), &vera_entries()).unwrap();
+    assert_eq!((adapter.method.kind(), adapter.modules().len()), (AdapterKind::Lora, 2));
+    let (shared_a, shared_b) = (numbers(3 * 64, 1), numbers(32 * 3, 2));
+    for (module, target) in adapter.modules().iter().zip([Target::V, Target::Down]) {
+        let [rows, cols] = linear_shape(&tiny(), target);
+        assert_eq!((module.layer, module.target, module.rank, module.scale), (1, target, 3, 1.0));
+        let (d, b) = (numbers(3, 3 + target as usize), numbers(rows, 20 + target as usize));
+        let expected = |row: usize, col: usize| d[row] * shared_a[row * 64 + col];
+        assert!((0..3 * cols).all(|at| module.a[at] == expected(at / cols, at % cols)), "{target:?}");
+        assert!((0..rows * 3).all(|at| module.b[at] == b[at / 3] * shared_b[at]), "{target:?}");
+    }
+}
+
+#[test]
+fn veras_that_do_not_fit_are_refused_by_name() {
+    let vera = |changes: Value, entries: &Entries| read(&with(vera_config(), &changes), entries);
+    assert_says(vera(json!({"save_projection": false}), &vera_entries()), &["save_projection"]);
+    for rank in [0, 2, 4, 5000] {
+        assert!(vera(json!({ "r": rank }), &vera_entries()).is_err(), "{rank}");
+    }
+    assert_says(vera(json!({"bias": "vera_only"}), &vera_entries()), &["bias"]);
+    assert_says(vera(json!({"modules_to_save": ["lm_head"]}), &vera_entries()), &["modules_to_save"]);
+    for (missing, name) in ["base_model.vera_A", "base_model.vera_B"].iter().enumerate() {
+        let mut entries = vera_entries();
+        entries.remove(missing);
+        assert_says(vera(json!({}), &entries), &[name, "missing"]);
+    }
+    let mut entries = vera_entries();
+    entries[1] = (entries[1].0.clone(), "F32", vec![31, 3], f32_bytes(&numbers(93, 2)));
+    assert_says(vera(json!({}), &entries), &["vera_B", "[32, 3]", "[31, 3]"]);
+    let mut entries = vera_entries();
+    entries[0] = (entries[0].0.clone(), "F32", vec![3, 63], f32_bytes(&numbers(189, 1)));
+    assert_says(vera(json!({}), &entries), &["vera_A", "[3, 64]", "[3, 63]"]);
+    assert_says(
+        vera(json!({"target_modules": ["v_proj"]}), &vera_entries()),
+        &["down_proj", "target_modules"],
     );
 }

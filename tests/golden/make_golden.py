@@ -20,7 +20,7 @@ import tempfile
 from pathlib import Path
 
 import torch
-from peft import IA3Config, LoraConfig, PeftModel, PrefixTuningConfig, PromptTuningConfig, get_peft_model
+from peft import IA3Config, LoraConfig, PeftModel, PrefixTuningConfig, PromptTuningConfig, VeraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -468,6 +468,11 @@ def ia3(targets, feedforward, **options):
     return IA3Config(target_modules=targets, feedforward_modules=feedforward, task_type="CAUSAL_LM", **options)
 
 
+def vera(rank, targets):
+    """A configuration for VeRA in the first block alone, and how it is stored."""
+    return VeraConfig(r=rank, target_modules=targets, layers_to_transform=[0], task_type="CAUSAL_LM"), torch.float32
+
+
 def prefix(tokens, **options):
     """A configuration for prefix tuning."""
     return PrefixTuningConfig(num_virtual_tokens=tokens, task_type="CAUSAL_LM", **options)
@@ -534,7 +539,7 @@ def adapters_of(model):
     if model == "llama-tied":
         own = {"patterns-regex": (lora(4, ATTENTION, **regular), torch.float32)}
         activated = {"activated": (lora(8, ALL_LINEAR, alora_invocation_tokens=[5, 17, 99]), torch.float32)}
-        return {**standard_adapters(), **own, **direct, **activated}
+        return {**standard_adapters(), **own, **direct, **activated, "vera": vera(12, ALL_LINEAR)}
     if model == "qwen3-qknorm":
         return {**standard_adapters(), "prefix": direct["prefix"]}
     if model == "qwen2-bias":
@@ -544,7 +549,7 @@ def adapters_of(model):
         standard = standard_adapters()
         return {**{name: standard[name] for name in chosen}, "ia3": direct["ia3"], "prefix": direct["prefix"]}
     if model == "phi3":
-        return {**fused_adapters(), "prefix": direct["prefix"]}
+        return {**fused_adapters(), "prefix": direct["prefix"], "vera": vera(6, FUSED_LINEAR)}
     if model == "mistral-window":
         return {"prefix": direct["prefix"]}
     if model == "llama-rope3":
@@ -617,6 +622,8 @@ def write_adapter(folder, base, config, dtype, seed, head_copy=False, effect=0.4
         elif ".lora_magnitude_vector." in name:
             parameter.data = parameter.data * (1 + effect * torch.randn(parameter.shape, generator=generator) / 2)
             continue
+        elif ".vera_lambda_" in name:
+            std = effect / 2 if ".vera_lambda_b." in name else 1
         elif ".ia3_l." in name:
             parameter.data = 1 + effect * torch.randn(parameter.shape, generator=generator)
             continue

@@ -92,6 +92,14 @@ pub enum AdapterError {
         /// The tensor.
         tensor: String,
     },
+    /// More comes of it than an adapter may have.
+    #[error("{}: its layers come to more than {limit} bytes, which no adapter may have; lower `r`, or adapt fewer layers", path.display())]
+    TooLarge {
+        /// The file.
+        path: PathBuf,
+        /// The limit.
+        limit: u64,
+    },
     /// Low-rank factors of the token embedding.
     #[error("{}: tensor `{tensor}` adapts the token embedding, which is not supported; train the adapter without it among `target_modules`", path.display())]
     Embedding {

@@ -111,10 +111,7 @@ impl LoraConfig {
         module: &str,
         outputs: usize,
     ) -> Result<StoredMatrix<'a>, AdapterError> {
-        let tensor = format!("{module}.lora_magnitude_vector");
-        let Some(named) = weights.take(&tensor) else {
-            return Err(AdapterError::Missing { path: weights.path().to_path_buf(), tensor });
-        };
+        let named = weights.required(&format!("{module}.lora_magnitude_vector"))?;
         weights.vector(named, outputs)
     }
 

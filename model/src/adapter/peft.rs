@@ -14,9 +14,10 @@ use super::{
     limits::{MAX_CONFIG_BYTES, MAX_WEIGHT_BYTES},
     lora::LoraConfig,
     matrix::{StoredMatrix, StoredMethod, assemble, assemble_draft},
-    method::{AdapterKind, AnyAdapter, DraftShape},
+    method::{AnyAdapter, DraftShape},
     options::Options,
     prefix::PrefixConfig,
+    vera::VeraConfig,
     weight_file::WeightFile,
     writing::{CONFIG_FILE, WEIGHT_FILE},
 };
@@ -34,6 +35,12 @@ const PICKLE_FILE: &str = "adapter_model.bin";
 
 /// The option that names the method.
 pub(super) const METHOD: &str = "peft_type";
+
+/// What PEFT calls the methods.
+const METHODS: [&str; 4] = ["LORA", IA3, PREFIX, VERA];
+const IA3: &str = "IA3";
+const PREFIX: &str = "PREFIX_TUNING";
+const VERA: &str = "VERA";
 
 /// Reads before giving up on a directory that changes.
 const ATTEMPTS: usize = 3;
@@ -70,25 +77,22 @@ enum MethodConfig {
     Lora(LoraConfig),
     Ia3(Ia3Config),
     Prefix(PrefixConfig),
+    Vera(VeraConfig),
 }
 
 impl MethodConfig {
     /// Takes and checks all of `options`.
     fn take(options: &mut Options<'_>, model: &ModelConfig) -> Result<Self, AdapterError> {
         let Some(method) = options.take(METHOD) else { return Err(options.problem(METHOD, "is missing")) };
-        let kind = match method.as_str() {
-            Some("LORA") => AdapterKind::Lora,
-            Some("IA3") => AdapterKind::Ia3,
-            Some("PREFIX_TUNING") => AdapterKind::Prefix,
-            _ => return Err(options.unsupported(METHOD, &method)),
-        };
+        if !method.as_str().is_some_and(|method| METHODS.contains(&method)) {
+            return Err(options.unsupported(METHOD, &method));
+        }
         options.one_of("task_type", &["CAUSAL_LM"])?;
-        match kind {
-            AdapterKind::Lora | AdapterKind::Dora | AdapterKind::Activated => {
-                LoraConfig::take(options, model.layers, model.vocab_size).map(Self::Lora)
-            }
-            AdapterKind::Ia3 => Ia3Config::take(options).map(Self::Ia3),
-            AdapterKind::Prefix => PrefixConfig::take(options, model).map(Self::Prefix),
+        match method.as_str() {
+            Some(IA3) => Ia3Config::take(options).map(Self::Ia3),
+            Some(PREFIX) => PrefixConfig::take(options, model).map(Self::Prefix),
+            Some(VERA) => VeraConfig::take(options).map(Self::Vera),
+            _ => LoraConfig::take(options, model.layers, model.vocab_size).map(Self::Lora),
         }
     }
 }
@@ -141,6 +145,12 @@ impl<'a> Files<'a> {
                 StoredMethod::Ia3(read.collect::<Result<_, _>>()?)
             }
             MethodConfig::Prefix(config) => StoredMethod::Prefix(config.embeddings(weights, model)?),
+            MethodConfig::Vera(config) => {
+                let mut shared = config.projections(weights)?;
+                let read =
+                    layers.filter_map(|place| config.module(&mut shared, weights, model, place).transpose());
+                StoredMethod::Lora(read.collect::<Result<_, _>>()?)
+            }
         })
     }
 
@@ -151,7 +161,7 @@ impl<'a> Files<'a> {
                 let layers = config.draft_layers();
                 layers.map(|layers| take_shape(&mut self.weights, self.model, layers)).transpose()
             }
-            MethodConfig::Ia3(_) | MethodConfig::Prefix(_) => Ok(None),
+            MethodConfig::Ia3(_) | MethodConfig::Prefix(_) | MethodConfig::Vera(_) => Ok(None),
         }
     }
 
@@ -171,6 +181,12 @@ impl<'a> Files<'a> {
                 layers.filter_map(|place| config.vector(weights, model, place).err()).collect()
             }
             MethodConfig::Prefix(config) => config.embeddings(weights, model).err().into_iter().collect(),
+            MethodConfig::Vera(config) => match config.projections(weights) {
+                Ok(mut shared) => layers
+                    .filter_map(|place| config.module(&mut shared, weights, model, place).err())
+                    .collect(),
+                Err(error) => vec![error],
+            },
         }
     }
 }

@@ -23,6 +23,13 @@ const PREFIX: &str = "base_model.model.";
 /// The tensor with the ids of the tokens that a draft guesses among.
 const SHORTLIST: &str = "draft.shortlist";
 
+/// The tensors of a linear layer.
+const PARTED: [&str; 6] =
+    ["lora_A.weight", "lora_B.weight", "lora_magnitude_vector", "ia3_l", "vera_lambda_d", "vera_lambda_b"];
+
+/// Those that have nothing to do with its outputs.
+const WHOLE: [&str; 2] = ["lora_A.weight", "vera_lambda_d"];
+
 /// A tensor and what its file calls it.
 pub(super) type Named = (String, StoredTensor);
 
@@ -72,11 +79,11 @@ impl<'a> WeightFile<'a> {
         let parts: Vec<(Target, Fused)> = targets.iter().copied().filter_map(fused).collect();
         let Some((_, first)) = parts.first() else { return Ok(()) };
         let whole = fused_module_name(layer, first.group);
-        for tensor in ["lora_A.weight", "lora_B.weight", "lora_magnitude_vector", "ia3_l"] {
+        for tensor in PARTED {
             let Some((name, stored)) = self.rest.remove(&format!("{whole}.{tensor}")) else { continue };
             for (target, part) in &parts {
                 let mut stored = stored.clone();
-                if tensor != "lora_A.weight"
+                if !WHOLE.contains(&tensor)
                     && let Some(rows) = stored.shape.first_mut()
                     && *rows == part.all_rows
                 {
@@ -112,6 +119,12 @@ impl<'a> WeightFile<'a> {
     /// Takes the tensor of this name, if there is one.
     pub(super) fn take(&mut self, name: &str) -> Option<Named> {
         self.rest.remove(name)
+    }
+
+    /// Takes the tensor of this name, which there has to be.
+    pub(super) fn required(&mut self, name: &str) -> Result<Named, AdapterError> {
+        let missing = || AdapterError::Missing { path: self.path.clone(), tensor: name.to_owned() };
+        self.rest.remove(name).ok_or_else(missing)
     }
 
     /// Takes the tensors of a linear layer: all are there if the configuration selects the layer, none if it does not.

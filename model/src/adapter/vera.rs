@@ -1,0 +1,144 @@
+//! VeRA in PEFT's format: one A and one B that all layers share, `vera_A`, `[rank, in]` of the widest, and `vera_B`, `[out, rank]` of the
+//! widest, and for each layer the vectors `vera_lambda_d`, `[rank]`, and `vera_lambda_b`, `[out]`.
+//!
+//! A layer's `diag(b) B diag(d) A` is a LoRA of the factors `diag(d) A` and `diag(b) B`: it is read as that, and is one from then on.
+
+use kernels::TensorType;
+
+use super::{
+    error::AdapterError,
+    limits::{MAX_RANK, MAX_WEIGHT_BYTES},
+    matrix::{StoredMatrix, StoredModule, decode},
+    options::Options,
+    selection::Selection,
+    weight_file::WeightFile,
+};
+use crate::{
+    shape::{config::ModelConfig, layout::linear_shape, source::Target},
+    sources::{fused::Fused, hf_names::module_name},
+};
+
+/// The option that says whether the shared matrices are in the files.
+const SAVED: &str = "save_projection";
+
+/// Options that say how a VeRA was made, not what it computes.
+const HISTORY: [&str; 4] = ["d_initial", "init_weights", "projection_prng_key", "vera_dropout"];
+
+/// What the configuration of a VeRA says.
+#[derive(Debug)]
+pub(super) struct VeraConfig {
+    selection: Selection,
+    rank: usize,
+}
+
+/// What all layers share.
+pub(super) struct Projections {
+    /// `[rank, inputs]`.
+    a: Vec<f32>,
+    inputs: usize,
+    /// `[outputs, rank]`.
+    b: Vec<f32>,
+    outputs: usize,
+    /// Of all factors so far: a small file must not come to more than a large one may have.
+    bytes: u64,
+}
+
+impl VeraConfig {
+    /// Takes and checks all of `options`.
+    pub(super) fn take(options: &mut Options<'_>) -> Result<Self, AdapterError> {
+        options.one_of("bias", &["none"])?;
+        if options.has(SAVED) && !options.flag(SAVED)? {
+            return Err(options.problem(
+                SAVED,
+                "is false, and only PyTorch draws its matrices again; save the adapter with save_projection=True",
+            ));
+        }
+        let selection = Selection::take(options)?.with_layers(options)?;
+        let rank = options.count("r")?.unwrap_or(256);
+        if rank == 0 || rank > MAX_RANK {
+            return Err(options.problem("r", format!("is {rank}, which is not between 1 and {MAX_RANK}")));
+        }
+        options.refuse_the_rest(&HISTORY)?;
+        Ok(Self { selection, rank })
+    }
+
+    /// Takes what all layers share.
+    pub(super) fn projections(&self, weights: &mut WeightFile<'_>) -> Result<Projections, AdapterError> {
+        let (a, b) = (weights.required("base_model.vera_A")?, weights.required("base_model.vera_B")?);
+        let inputs = a.1.shape.last().copied().unwrap_or_default();
+        let outputs = b.1.shape.first().copied().unwrap_or_default();
+        let numbers = |named, shape| decode(weights.path(), &weights.matrix(named, shape)?);
+        let (a, b) = (numbers(a, [self.rank, inputs])?, numbers(b, [outputs, self.rank])?);
+        Ok(Projections { a, inputs, b, outputs, bytes: 0 })
+    }
+
+    /// The adapted linear layer, if there is one.
+    pub(super) fn module(
+        &self,
+        shared: &mut Projections,
+        weights: &mut WeightFile<'_>,
+        model: &ModelConfig,
+        (layer, target): (usize, Target),
+    ) -> Result<Option<StoredModule<'static>>, AdapterError> {
+        let name = module_name(layer, target);
+        let (module, selected) = self.selection.named(model, (layer, target))?;
+        let names = ["d", "b"].map(|part| format!("{name}.vera_lambda_{part}"));
+        let Some([d, b]) = weights.take_all(&name, names, selected)? else { return Ok(None) };
+        let [rows, cols] = linear_shape(model, target);
+        // A part of a layer that is one in the base's files has its rows of that one's B.
+        let fused = Fused::of(model, target).filter(|_| module != name);
+        let begin = fused.map_or(0, |fused| fused.rows.start);
+        shared.check(weights, [begin + rows, cols], self.rank)?;
+        let d = decode(weights.path(), &weights.vector(d, self.rank)?)?;
+        let b = decode(weights.path(), &weights.vector(b, rows)?)?;
+        shared.bytes += 4 * (self.rank * (rows + cols)) as u64;
+        if shared.bytes > MAX_WEIGHT_BYTES {
+            let (path, limit) = (weights.path().to_path_buf(), MAX_WEIGHT_BYTES);
+            return Err(AdapterError::TooLarge { path, limit });
+        }
+        let (a, b) = (shared.scaled_a(&d, cols), shared.scaled_b(&b, begin, self.rank));
+        let (a, b) = (factor(format!("{name} (A)"), &a), factor(format!("{name} (B)"), &b));
+        Ok(Some(StoredModule { layer, target, rank: self.rank, scale: 1.0, a, b }))
+    }
+}
+
+impl Projections {
+    /// Checks that they are as large as a layer needs.
+    fn check(
+        &self,
+        weights: &WeightFile<'_>,
+        [outputs, inputs]: [usize; 2],
+        rank: usize,
+    ) -> Result<(), AdapterError> {
+        let shape = |part: &str, expected, found: [usize; 2]| AdapterError::Shape {
+            path: weights.path().to_path_buf(),
+            tensor: format!("base_model.vera_{part}"),
+            expected,
+            found: found.to_vec(),
+        };
+        if self.inputs < inputs {
+            return Err(shape("A", [rank, inputs], [rank, self.inputs]));
+        }
+        if self.outputs < outputs {
+            return Err(shape("B", [outputs, rank], [self.outputs, rank]));
+        }
+        Ok(())
+    }
+
+    /// `diag(d) A` for so many inputs.
+    fn scaled_a(&self, d: &[f32], inputs: usize) -> Vec<f32> {
+        let rows = self.a.chunks_exact(self.inputs).zip(d);
+        rows.flat_map(|(row, scale)| row[..inputs].iter().map(move |value| value * scale)).collect()
+    }
+
+    /// `diag(b) B` for the outputs from `begin` on.
+    fn scaled_b(&self, b: &[f32], begin: usize, rank: usize) -> Vec<f32> {
+        let rows = self.b.chunks_exact(rank).skip(begin).zip(b);
+        rows.flat_map(|(row, scale)| row.iter().map(move |value| value * scale)).collect()
+    }
+}
+
+fn factor(name: String, values: &[f32]) -> StoredMatrix<'static> {
+    let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    StoredMatrix { name, kind: TensorType::F32, bytes: bytes.into() }
+}
