@@ -67,14 +67,19 @@ python_with_pip() {
     fi
 }
 
-# Makes .venv, unless it is there.
+# make_venv [FOLDER]: makes a virtual environment there, by default in .venv, unless it is there.
 make_venv() {
-    local python=$root/.venv/bin/python
-    if [[ -x $python ]] && "$python" -m pip --version >/dev/null 2>&1; then return; fi
-    say "making a virtual environment in .venv"
+    local folder=${1:-$root/.venv}
+    if [[ -x $folder/bin/python ]] && "$folder/bin/python" -m pip --version >/dev/null 2>&1; then return; fi
+    say "making a virtual environment in ${folder##*/}"
     # Debian has venv, and the pip that goes into it, in a package of its own.
-    python3 -m venv --clear "$root/.venv" >&2 ||
+    python3 -m venv --clear "$folder" >&2 ||
         die "python3 can make no virtual environment" "apt install python3-venv python3-pip"
+}
+
+# install_into FOLDER ARGUMENTS...: has pip install into a virtual environment.
+install_into() {
+    make_venv "$1" && "$1/bin/python" -m pip install --quiet --disable-pip-version-check "${@:2}"
 }
 
 # free_port FIRST: the first port of 127.0.0.1 from FIRST on that nobody listens on.
