@@ -59,6 +59,7 @@ mod tests {
 
     #[test]
     fn nothing_else_is_taken_for_the_word() {
+        assert_eq!(Cli::parse_from(["a-program", "--rows", "1"]).rows, 1);
         for line in [&["a-program"][..], &["a-program", "--rows", "1"], &["a-program", "completion"]] {
             let line: Vec<OsString> = line.iter().map(OsString::from).collect();
             assert!(!are_asked_for::<Cli>(&line));

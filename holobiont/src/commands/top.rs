@@ -90,7 +90,7 @@ fn text(ink: Ink, look: &Look) -> String {
     let memory: Vec<_> = look
         .executors
         .iter()
-        .flat_map(|one| one.memory().into_iter().map(|kind| (one.name.clone(), kind)))
+        .flat_map(|one| one.memory().into_iter().map(move |kind| (one.name.clone(), kind)))
         .map(|(of, kind)| [of, kind.of.to_owned(), kind.name, size(kind.bytes), size(kind.limit_bytes)])
         .collect();
     let models: Vec<_> = look.rows(None).iter().map(cells::model).collect();

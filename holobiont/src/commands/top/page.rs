@@ -11,7 +11,10 @@ use ratatui::{
     widgets::{Block, Borders, Paragraph, Row, Sparkline, Table},
 };
 
-use super::{cells, figures::Look};
+use super::{
+    cells,
+    figures::{Executor, Kind, Look},
+};
 use crate::{
     client::ClientError,
     terminal::{Ink, printable, table::size},
@@ -24,7 +27,7 @@ const MAX_RATES: usize = 1024;
 const WIDE: u16 = 100;
 
 /// Cells of a bar.
-const BAR: usize = 16;
+const BAR: u128 = 16;
 
 /// What a key was for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -116,7 +119,7 @@ impl Page {
         frame.render_widget(Line::styled("q quits   up and down scroll", self.dim()), foot);
     }
 
-    fn head(&self) -> Vec<Line<'_>> {
+    fn head(&self) -> Vec<Line<'static>> {
         let facts = cells::facts(&self.last);
         let mut lines: Vec<Line> = facts
             .into_iter()
@@ -142,18 +145,18 @@ impl Page {
 
     /// A bar for each kind of memory.
     fn memory(&self) -> Vec<Line<'static>> {
-        let several = self.last.executors.len() > 1;
-        let line = |executor: &str, kind: super::figures::Kind| {
-            let whose = if several { format!("{executor:<10} ") } else { String::new() };
-            let what = format!("{whose}{:<6} {:<10} ", kind.of, kind.name);
-            let sizes = format!(" {} of {}", size(kind.bytes), size(kind.limit_bytes));
-            let bar = Span::styled(bar(kind.bytes, kind.limit_bytes), self.styled(Color::Cyan));
-            Line::from(vec![Span::raw(what), bar, Span::raw(sizes)])
+        let of = |one: &Executor| -> Vec<Line<'static>> {
+            one.memory().iter().map(|kind| self.kind(&one.name, kind)).collect()
         };
-        let of = |one: &super::figures::Executor| {
-            one.memory().into_iter().map(|kind| line(&one.name, kind)).collect()
-        };
-        self.last.executors.iter().flat_map(|one| -> Vec<Line> { of(one) }).collect()
+        self.last.executors.iter().flat_map(of).collect()
+    }
+
+    fn kind(&self, executor: &str, kind: &Kind) -> Line<'static> {
+        let whose = if self.last.executors.len() > 1 { format!("{executor:<10} ") } else { String::new() };
+        let what = format!("{whose}{:<6} {:<10} ", kind.of, kind.name);
+        let bar = Span::styled(bar(kind.bytes, kind.limit_bytes), self.styled(Color::Cyan));
+        let sizes = format!(" {} of {}", size(kind.bytes), size(kind.limit_bytes));
+        Line::from(vec![Span::raw(what), bar, Span::raw(sizes)])
     }
 
     fn draw_executors(&self, frame: &mut Frame, area: Rect) {
@@ -198,11 +201,8 @@ impl Page {
 
 /// A part of a whole, as a bar; what there is is seen.
 fn bar(part: u64, whole: u64) -> String {
-    let cells = u64::try_from(BAR).unwrap_or(0);
-    let full = u128::from(part) * u128::from(cells);
-    let full = full.div_ceil(u128::from(whole.max(1))).min(u128::from(cells));
-    let full = usize::try_from(full).unwrap_or(BAR);
-    format!("{}{}", "█".repeat(full), "░".repeat(BAR - full))
+    let is_full = |cell: u128| u128::from(part) * BAR > cell * u128::from(whole);
+    (0..BAR).map(|cell| if is_full(cell) { '█' } else { '░' }).collect()
 }
 
 /// So that slow models have a curve, too.
