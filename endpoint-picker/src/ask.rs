@@ -15,7 +15,18 @@ pub const MAX_BEGINNING_BYTES: usize = 32 << 10;
 pub const TOKEN_BYTES: usize = 4;
 
 /// The paths of requests that generate, on whatever host. All others have what they are about on one host.
-const GENERATE: [&str; 2] = ["/v1/chat/completions", "/v1/completions"];
+const GENERATE: [&str; 7] = [
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/api/chat",
+    "/api/generate",
+    "/api/embed",
+    "/api/embeddings",
+];
+
+/// What Ollama's clients put behind a model's name that has no tag.
+const TAG: &str = ":latest";
 
 /// What the head of a request says.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -47,27 +58,39 @@ pub struct Ask {
     messages: Prompt,
     /// `prompt`.
     prompt: Prompt,
+    /// `input`, of embeddings.
+    input: Prompt,
 }
 
 impl Ask {
     /// Reads a body; what is none of a request that generates asks for nothing.
     #[must_use]
     pub fn read(body: &[u8]) -> Self {
-        serde_json::from_slice(body).unwrap_or_default()
+        let mut ask: Self = serde_json::from_slice(body).unwrap_or_default();
+        // An adapter that is called so is found all the same, by the host.
+        if let Some(name) = ask.model.strip_suffix(TAG) {
+            ask.model.truncate(name.len());
+        }
+        ask
+    }
+
+    /// What is asked about: one of these, in all requests that make sense.
+    fn prompts(&self) -> [&Prompt; 3] {
+        [&self.messages, &self.prompt, &self.input]
     }
 
     /// Tokens of the prompt, about.
     #[must_use]
     pub fn prompt_tokens(&self) -> u64 {
-        let bytes = self.messages.bytes + self.prompt.bytes;
+        let bytes: u64 = self.prompts().iter().map(|prompt| prompt.bytes).sum();
         bytes.div_ceil(TOKEN_BYTES as u64)
     }
 
     /// The prompt's first bytes.
     #[must_use]
     pub fn beginning(&self) -> &[u8] {
-        let Prompt { beginning, .. } = if self.messages.bytes > 0 { &self.messages } else { &self.prompt };
-        beginning
+        let said = self.prompts().into_iter().find(|prompt| prompt.bytes > 0);
+        said.map_or(&[], |prompt| &prompt.beginning)
     }
 }
 
@@ -251,6 +274,8 @@ mod tests {
         assert_eq!(ask.prompt_tokens(), 3);
         let ask = Ask::read(br#"{"prompt":[1,2,3],"adapter":"a","model":"m"}"#);
         assert_eq!((&ask.adapter, ask.prompt_tokens()), (&Named::Name("a".to_owned()), 3));
+        let ask = Ask::read(br#"{"input":["a","b"],"model":"m:latest"}"#);
+        assert_eq!((ask.model.as_str(), ask.beginning()), ("m", &b"ab"[..]));
         let parts = br#"{"model":"m","messages":[{"role":"user","content":[{"type":"text","text":"Hi"}]}]}"#;
         assert_eq!(Ask::read(parts).beginning(), b"usertextHi");
         assert_eq!(

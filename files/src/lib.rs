@@ -4,7 +4,7 @@
 //!
 //! - [`location`]: a path, or a name on a hub. [`model_files`]: the files of the model there.
 //! - [`gguf`]: metadata and tensors in one file. [`generation_defaults`]: what either kind of files says about sampling.
-//! - [`text_hash`]: what tells the text of one model from that of another. [`token_list`]: whether an id means the same to both.
+//! - [`description`]: what the files call it. [`text_hash`]: what tells the text of one model from that of another. [`token_list`]: whether an id means the same to both.
 //! - [`whole_file`], [`small_json`]: small files and documents, bounded before they are read. [`strict_json`]: JSON from
 //!   anybody, in which nothing is said twice.
 //!
@@ -15,6 +15,7 @@
 //! - Nothing here computes: the bytes of a tensor are handed on as they are stored.
 #![forbid(unsafe_code)]
 
+pub mod description;
 pub mod generation_defaults;
 pub mod gguf;
 pub mod location;

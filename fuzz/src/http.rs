@@ -6,10 +6,15 @@ use files::generation_defaults::GenerationDefaults;
 use gateway::{
     keys::Keys,
     limits::PerMin,
-    ollama::request::{ChatBody, GenerateBody},
+    ollama::{
+        embeddings::texts,
+        request::{ChatBody, GenerateBody},
+    },
     openai::{
         adapters::{PinRequest, UnloadRequest, load_request},
-        chat, completions,
+        chat,
+        completions::{self, Place},
+        embeddings,
         errors::ApiError,
         params::Limits,
         responses::request,
@@ -51,6 +56,14 @@ pub(crate) fn ollama_chat(input: &[u8]) -> Outcome {
 
 pub(crate) fn ollama_generate(input: &[u8]) -> Outcome {
     read(|limits| GenerateBody::read(input, limits))
+}
+
+pub(crate) fn embedding(input: &[u8]) -> Outcome {
+    outcome(embeddings::Body::read(input))
+}
+
+pub(crate) fn ollama_embed(input: &[u8]) -> Outcome {
+    outcome(texts(input, Place { field: "input", most: 8 }))
 }
 
 pub(crate) fn load_adapter(input: &[u8]) -> Outcome {

@@ -104,6 +104,8 @@ macro_rules! for_each_target {
             chat: "the body of a chat", http::chat, BODY;
             response: "the body of a response", http::response, BODY;
             ollama_chat: "the body of /api/chat", http::ollama_chat, BODY;
+            embedding: "the body of /v1/embeddings", http::embedding, BODY;
+            ollama_embed: "the body of /api/embed", http::ollama_embed, BODY;
             ollama_generate: "the body of /api/generate", http::ollama_generate, BODY;
             grammar: "what an answer has to look like: a schema, an expression, a grammar", forms::grammar, COMPILED;
             tool_calls: "an answer, in which calls of tools are looked for", forms::tool_calls, PLAIN;

@@ -109,6 +109,8 @@ pub fn of(target: &str) -> Vec<Seed> {
         "chat" => http::chats(),
         "response" => doors::responses(),
         "ollama_chat" => doors::ollama_chats(),
+        "embedding" => doors::embeddings(),
+        "ollama_embed" => doors::ollama_embeds(),
         "ollama_generate" => doors::ollama_prompts(),
         "grammar" => forms::grammars(),
         "tool_calls" => forms::tool_calls(),

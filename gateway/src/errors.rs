@@ -338,7 +338,7 @@ impl IntoResponse for ApiError {
     fn into_response(self) -> Response<Body> {
         telemetry::failed(self.status, self.code, &self.message);
         // A fault of this server names the request, by which its log is found.
-        let id = telemetry::current_id().filter(|_| self.status.is_server_error());
+        let id = telemetry::current_id().filter(|_| telemetry::is_fault(self.status));
         let mut body = Vec::with_capacity(256);
         self.write(&mut body, id.as_deref());
         let mut response = Response::new(Body::from(body));

@@ -4,10 +4,12 @@
 //!
 //! - [`fields`]: a JSON body, read field by field; what is left over is refused by name.
 //! - [`ask`], [`target`]: who asks, with which seed, and which model is meant.
-//! - [`params`]: the sampling and output options that chat and completions share; [`delivery`]: how an answer travels.
+//! - [`params`]: the sampling and output options that chat and completions share; `stops`: what ends a text; [`delivery`]: how an answer
+//!   travels.
 //! - [`structured`]: what an answer has to look like. [`tools`]: functions that it may call. [`messages`]: a conversation.
 //! - [`chat`], [`completions`], [`responses`]: the ways to ask, each turned into a [`job::Job`]; [`conversation`] is what all that
 //!   are about messages become first.
+//! - [`embeddings`]: texts as vectors, which are jobs too.
 //! - [`job`]: prompts and options, checked; turned into sequences.
 //! - [`session`]: the sequences of a job, redone when the executor is lost.
 //! - [`answer`]: a running job: what each step adds to which choice, and what it all used.
@@ -32,6 +34,7 @@ pub mod delivery;
 #[cfg(test)]
 mod documented;
 pub mod echo;
+pub mod embeddings;
 pub mod fields;
 pub mod files;
 pub mod fine_tuning;
@@ -46,6 +49,7 @@ pub mod paging;
 pub mod params;
 pub mod responses;
 pub mod session;
+mod stops;
 pub mod stream;
 pub mod structured;
 pub mod target;

@@ -22,8 +22,8 @@ use crate::{
     metrics::text::CONTENT_TYPE,
     ollama,
     openai::{
-        adapters, answer::Answer, ask::Ask, chat, collect, completions, delivery::Delivery, files,
-        fine_tuning, frames, job::Job, models, responses, stream::Chunks, structured, tokens,
+        adapters, answer::Answer, ask::Ask, chat, collect, completions, delivery::Delivery, embeddings,
+        files, fine_tuning, frames, job::Job, models, responses, stream::Chunks, structured, tokens,
     },
     origin, pages, request,
     tinker::{checkpoints, sampling, sessions, training},
@@ -66,6 +66,7 @@ pub fn table() -> Vec<Route> {
         delete("/v1/models/{*id}", Access::User, self::delete(models::delete)),
         post("/v1/chat/completions", Access::User, self::post(chat_completions)),
         post("/v1/completions", Access::User, self::post(text_completions)),
+        post("/v1/embeddings", Access::User, self::post(embeddings::create)),
         post("/v1/responses", Access::User, self::post(responses::create)),
         get("/v1/responses/{id}", Access::User, self::get(responses::one)),
         delete("/v1/responses/{id}", Access::User, self::delete(responses::delete)),
@@ -146,8 +147,8 @@ fn ollama_routes() -> Vec<Route> {
         user(Method::POST, "/api/create", post(ollama::refused::create)),
         user(Method::POST, "/api/copy", post(ollama::refused::copy)),
         user(Method::DELETE, "/api/delete", delete(ollama::refused::delete)),
-        user(Method::POST, "/api/embed", post(ollama::refused::embed)),
-        user(Method::POST, "/api/embeddings", post(ollama::refused::embed)),
+        user(Method::POST, "/api/embed", post(ollama::embeddings::many)),
+        user(Method::POST, "/api/embeddings", post(ollama::embeddings::one)),
     ]
 }
 

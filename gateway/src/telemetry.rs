@@ -22,7 +22,7 @@ use tracing_subscriber::EnvFilter;
 
 pub use self::{
     record::{Arrival, Generated},
-    request::{began, current_id, failed, generated, observe, started},
+    request::{began, current_id, failed, generated, is_fault, observe, started},
     sinks::{EndpointError, Sinks},
 };
 

@@ -11,6 +11,7 @@ use std::{
 };
 
 use files::{
+    description::Description,
     generation_defaults::{GenerationDefaults, GenerationDefaultsError},
     gguf::{GgufError, GgufFile},
     model_files::{FindError, ModelFiles},
@@ -45,6 +46,8 @@ pub struct Facts {
     pub chat_template: Option<String>,
     /// The model's own sampling options.
     pub defaults: GenerationDefaults,
+    /// What its files call it.
+    pub description: Description,
 }
 
 /// One message of a conversation.
@@ -205,7 +208,7 @@ pub fn load(path: &Path) -> Result<LoadedText, LoadError> {
 }
 
 fn load_once(files: ModelFiles) -> Result<Arc<dyn Text>, LoadError> {
-    let (tokenizer, defaults) = read(files)?;
+    let (tokenizer, defaults, description) = read(files)?;
     let tokens = tokenizer.template_tokens();
     let facts = Facts {
         end_tokens: tokenizer.stop_tokens().to_vec(),
@@ -214,6 +217,7 @@ fn load_once(files: ModelFiles) -> Result<Arc<dyn Text>, LoadError> {
         pad_token: tokens.pad.clone(),
         chat_template: tokenizer.chat_template().map(str::to_owned),
         defaults,
+        description,
     };
     let template = facts.chat_template.as_deref();
     let template = template.map(|source| ChatTemplate::new(source, tokens, Limits::default())).transpose();
@@ -225,17 +229,19 @@ fn load_once(files: ModelFiles) -> Result<Arc<dyn Text>, LoadError> {
     Ok(Arc::new(ModelText { tokenizer: Arc::new(tokenizer), template, grammars: OnceLock::new(), facts }))
 }
 
-fn read(files: ModelFiles) -> Result<(Tokenizer, GenerationDefaults), LoadError> {
+fn read(files: ModelFiles) -> Result<(Tokenizer, GenerationDefaults, Description), LoadError> {
     Ok(match files {
         ModelFiles::Gguf(path) => {
             let file = GgufFile::open(&path)?;
-            (Tokenizer::from_gguf(&file)?, GenerationDefaults::from_gguf(&file)?)
+            let defaults = GenerationDefaults::from_gguf(&file)?;
+            (Tokenizer::from_gguf(&file)?, defaults, Description::from_gguf(&file))
         }
         ModelFiles::Directory(path) if !path.join("tokenizer.json").exists() => {
             return Err(LoadError::NoTokenizer { path });
         }
         ModelFiles::Directory(path) => {
-            (Tokenizer::from_directory(&path)?, GenerationDefaults::from_directory(&path)?)
+            let defaults = GenerationDefaults::from_directory(&path)?;
+            (Tokenizer::from_directory(&path)?, defaults, Description::from_directory(&path))
         }
     })
 }

@@ -107,6 +107,7 @@ impl Scratch<Compute> {
             gate_up: Vec::new(),
             gated: Activations::default(),
             batch: RowTable::default(),
+            states: Vec::new(),
         }
     }
 }
@@ -217,6 +218,17 @@ impl Device for Compute {
             }
             values.truncate(kept.len() * width);
         }
+        Ok(())
+    }
+
+    fn take_rows(
+        &mut self,
+        inputs: &mut Activations,
+        first: usize,
+        out: &mut Vec<f32>,
+    ) -> Result<(), Infallible> {
+        out.extend_from_slice(&inputs.values()[first * inputs.width()..]);
+        inputs.truncate(first);
         Ok(())
     }
 }

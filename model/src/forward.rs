@@ -34,7 +34,8 @@ pub use crate::shape::layout::LinearGroup;
 
 use self::{batch::wanted_rows, failpoints::WithFailpoints};
 
-/// Runs `batch` through the model and writes the wanted rows of logits to `logits`, `[rows, vocabulary]`.
+/// Runs `batch` through the model and writes the wanted rows of logits to `logits`, `[rows, vocabulary]`; those of hidden
+/// states, `[rows, hidden]`, are in `scratch`.
 ///
 /// # Errors
 /// The base layers' own, or the device's. Keys and values of the batch may be appended by then; running it again
@@ -113,7 +114,9 @@ pub(crate) fn run_head<D: Device, B: BaseLayers<D>>(
 ) -> Result<(), B::Error> {
     let (base, deltas) = parts;
     device.reshape(Room::Outputs(logits), rows, model.config.vocab_size)?;
-    Pass { model, base, deltas, kv: &mut (), device, s: scratch }.logits(rows, logits)
+    let mut pass = Pass { model, base, deltas, kv: &mut (), device, s: scratch };
+    pass.norm_kept(rows)?;
+    pass.logits(logits)
 }
 
 struct Pass<'a, D: Device, B, T, K> {
@@ -166,16 +169,21 @@ impl<D: Device, B: BaseLayers<D>, T: Deltas<D>, K: KvStore<D>> Pass<'_, D, B, T,
         Ok(self.deltas.add(self.device, layer, group, x, out)?)
     }
 
-    /// Logits of the wanted rows.
+    /// Logits, and hidden states, of the wanted rows.
     fn head<A>(&mut self, batch: &[SequenceSlice<'_, A>], logits: &mut D::Outputs) -> Result<(), B::Error> {
         let config = &self.model.config;
-        let kept = wanted_rows(batch);
-        self.device.reshape(Room::Outputs(logits), kept.len(), config.vocab_size)?;
+        let (kept, scored) = wanted_rows(batch);
+        self.device.reshape(Room::Outputs(logits), scored, config.vocab_size)?;
+        self.s.states.clear();
         if kept.is_empty() {
             return Ok(());
         }
         self.device.keep(&mut self.s.residual, &mut self.s.update, config.hidden_size, &kept)?;
-        self.logits(kept.len(), logits)
+        self.norm_kept(kept.len())?;
+        if scored < kept.len() {
+            self.device.take_rows(&mut self.s.normed, scored, &mut self.s.states)?;
+        }
+        if scored > 0 { self.logits(logits) } else { Ok(()) }
     }
 }
 
@@ -195,11 +203,14 @@ impl<D: Device, B: BaseLayers<D>, T: Deltas<D>, K> Pass<'_, D, B, T, K> {
         Ok(())
     }
 
-    /// Logits of all `rows` rows that there are.
-    fn logits(&mut self, rows: usize, logits: &mut D::Outputs) -> Result<(), B::Error> {
-        let hidden = self.model.config.hidden_size;
-        self.device.reshape(Room::Inputs(&mut self.s.normed), rows, hidden)?;
-        self.norm(NormSite::Output)?;
+    /// The last norm, of all `rows` rows that there are.
+    fn norm_kept(&mut self, rows: usize) -> Result<(), D::Error> {
+        self.device.reshape(Room::Inputs(&mut self.s.normed), rows, self.model.config.hidden_size)?;
+        self.norm(NormSite::Output)
+    }
+
+    /// Logits of all rows that were normed.
+    fn logits(&mut self, logits: &mut D::Outputs) -> Result<(), B::Error> {
         let (x, device) = (&mut self.s.normed, &mut *self.device);
         self.deltas.scale_inputs(device, 0, LinearGroup::Head, x)?;
         self.deltas.begin(device, 0, LinearGroup::Head, x)?;

@@ -162,6 +162,14 @@ impl<L: HostLayers> ForwardPass for ResidentModel<L> {
         self.frame.config.vocab_size
     }
 
+    fn hidden_size(&self) -> usize {
+        self.frame.config.hidden_size
+    }
+
+    fn states(&self) -> &[f32] {
+        &self.scratch.states
+    }
+
     fn branches(&self) -> bool {
         true
     }

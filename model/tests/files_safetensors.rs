@@ -308,7 +308,22 @@ fn a_sliding_window_counts_only_where_the_architecture_slides() {
 #[test]
 fn what_is_not_implemented_or_makes_no_sense_is_refused_by_name() {
     refused(&json!({"hidden_act": "gelu"}), &["hidden_act", "gelu"]);
-    refused(&json!({"quantization_config": {"quant_method": "gptq"}}), &["quantization_config", "gptq"]);
+    let gptq = |changes: Value| {
+        let mut config = json!({"quant_method": "gptq", "bits": 4, "group_size": 32});
+        config.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        json!({ "quantization_config": config })
+    };
+    for (changes, parts) in [
+        (json!({"quant_method": "bitsandbytes"}), ["quantization_config", "bitsandbytes"]),
+        (json!({"quant_method": "awq", "version": "gemv"}), ["version", "gemv"]),
+        (json!({"quant_method": "awq", "bits": 8}), ["bits", "8"]),
+        (json!({"bits": 3}), ["bits", "3"]),
+        (json!({"group_size": 0}), ["group_size", "0"]),
+        (json!({"checkpoint_format": "marlin"}), ["checkpoint_format", "marlin"]),
+        (json!({"dynamic": {"-:lm_head": {}}}), ["dynamic", "lm_head"]),
+    ] {
+        refused(&gptq(changes), &parts);
+    }
     for option in [
         "vocab_size",
         "hidden_size",

@@ -8,6 +8,7 @@ use std::{
     sync::Arc,
 };
 
+use kernels::lora::LoraPrecision;
 use model::{
     adapter::Adapter,
     deltas::prepared::PreparedAdapter,
@@ -19,7 +20,7 @@ use model::{
 };
 use serde::Deserialize;
 
-use crate::golden_support::{RealGolden, check_all, generate, read};
+use crate::golden_support::{RealGolden, check_all, check_embeddings, generate, read};
 
 #[derive(Deserialize)]
 struct Refusals {
@@ -57,9 +58,35 @@ fn adapter(model: &Path, path: &Path) -> Arc<PreparedAdapter> {
 
 #[test]
 fn every_model_and_adapter_gives_the_logits_and_tokens_of_transformers() {
-    // Weights of 16 bits meet activations of 16 bits; all others must agree to 1e-3.
-    let tolerance = |name: &str| if name.contains("bf16") { 0.15 } else { 1e-3 };
+    // Weights of 16 bits meet activations of 16 bits, and those of 4 or 8 rounded ones; all others must agree to 1e-3.
+    let tolerance = |name: &str| match name {
+        _ if name.contains("gptq") || name.contains("awq") => 0.3,
+        _ if name.contains("bf16") => 0.15,
+        _ => 1e-3,
+    };
     check_all(&golden_dir(), tolerance, resident, |_, model, path| adapter(model, path));
+}
+
+#[test]
+fn hidden_states_are_those_of_transformers() {
+    check_embeddings(&golden_dir(), 1e-3, resident, |_, model, path| adapter(model, path));
+}
+
+#[test]
+fn quantized_layers_are_the_weights_that_they_stand_for() {
+    let load = |path: &Path| {
+        let source = Dequantized(open(path).unwrap());
+        let options = ResidentOptions { cores: vec![0], kv_bytes: 16 << 20, kv_dtype: KvDtype::F32 };
+        ResidentModel::new(LoadedWeights::load(&source, 1).unwrap(), &options).unwrap()
+    };
+    // Nothing is rounded, adapters neither.
+    let adapter = |pass: &ResidentModel, _: &Path, path: &Path| {
+        let adapter = Adapter::read(path, pass.config()).unwrap();
+        Arc::new(PreparedAdapter::new(&adapter, pass.config(), LoraPrecision::Exact).unwrap())
+    };
+    // But minima and weights of 16 bits, in some of these (`sources::safetensors::quantized`).
+    let tolerance = |name: &str| if name.contains("gptq") || name.contains("awq") { 5e-2 } else { 1e-3 };
+    check_all(&golden_dir(), tolerance, load, adapter);
 }
 
 #[test]

@@ -9,7 +9,7 @@ mod generation;
 mod stats;
 
 pub use self::{
-    generation::{Finish, Generate, Output, Precision, Provisional, Sampling, TokenOutput},
+    generation::{Finish, Generate, Output, Pooling, Precision, Provisional, Sampling, TokenOutput},
     stats::{
         ACCEPTED_BOUNDS, AdapterStats, DraftKind, HeldStats, LayerRoute, LayerSession, LayerStats,
         MemoryStats, ShareStats, SpeculationStats, Stats, TenantUse, WeightStats, WorkerStats,
@@ -18,7 +18,7 @@ pub use self::{
 use crate::{wire_enum, wire_struct};
 
 /// Changes whenever a message changes; both sides refuse a peer that has another one.
-pub const PROTOCOL_VERSION: u32 = 15;
+pub const PROTOCOL_VERSION: u32 = 16;
 
 /// Most sessions of split clients that [`Stats`] tells one by one.
 pub const MAX_LAYER_SESSIONS: usize = 64;

@@ -6,8 +6,8 @@ use shmproto::{
     layer::control::SessionStats,
     message::{
         AdapterStats, ColdStart, DeviceFacts, DeviceKind, DraftKind, ErrorCode, Finish, Generate, Hello,
-        LayerRoute, LayerSession, LayerStats, Output, PROTOCOL_VERSION, Precision, Provisional, Sampling,
-        SpeculationStats, Stats, TenantUse, ToExecutor, ToGateway, TokenOutput, Welcome, WireError,
+        LayerRoute, LayerSession, LayerStats, Output, PROTOCOL_VERSION, Pooling, Precision, Provisional,
+        Sampling, SpeculationStats, Stats, TenantUse, ToExecutor, ToGateway, TokenOutput, Welcome, WireError,
         WorkerStats,
     },
 };
@@ -44,6 +44,7 @@ fn generate(prompt: Vec<u32>) -> ToExecutor {
         provisional: Provisional::Wanted,
         precision: Precision::Serving,
         grammar: Some("{}".to_owned()),
+        pooling: Some(Pooling::Mean),
     })
 }
 
@@ -55,6 +56,7 @@ fn outputs() -> ToGateway {
         tokens: vec![token.clone()],
         provisional: vec![3, 4],
         prompt: vec![token],
+        embedding: vec![0.5, -1.0],
         cached_tokens: 32,
         queued_us: 1_000,
         load_wait_us: 400,

@@ -4,6 +4,7 @@
     make_golden.py tiny [--only BEGINNING]               the tiny models, their adapters, what they compute
     make_golden.py real --gguf FILE [--adapter NAME=DIR] what the real model computes
     make_golden.py gemma --gguf FILE                     what Gemma 3 270M computes
+    make_golden.py embeddings                            what tiny models and adapters make of prompts
 
 The tiny models are written the way a publisher would (configuration and tensors by hand) and then read back by
 transformers, so that the expected values follow from the files alone.
@@ -14,6 +15,7 @@ import hashlib
 import json
 import re
 import shutil
+import tempfile
 from pathlib import Path
 
 import torch
@@ -246,6 +248,121 @@ def read_model(folder):
     return model.eval()
 
 
+# --- Quantized tiny models --------------------------------------------------------------------------------------
+
+
+def gptq(**changes):
+    """`quantization_config` in the style of published files."""
+    own = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "desc_act": False, "checkpoint_format": "gptq"}
+    return {**own, **changes}
+
+
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm", "modules_to_not_convert": None}
+
+QUANTIZED = {
+    "llama-gptq": (llama_config(), gptq()),
+    "qwen2-gptq-order": (qwen_config(2), gptq(sym=False, desc_act=True, checkpoint_format="gptq_v2")),
+    "llama-gptq-rows": (llama_config(tie_word_embeddings=True), gptq(sym=False, group_size=-1)),
+    "llama-gptq8": (llama_config(), gptq(bits=8, group_size=64)),
+    "llama-awq": (llama_config(), AWQ),
+}
+AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
+
+
+def rounded(weight, groups, about):
+    """Codes, zero points and scales of a matrix `[out, in]`, rounded to nearest; `groups` is the group of each input."""
+    bits, count = about["bits"], int(groups.max()) + 1
+    top, symmetric = 2**bits - 1, about.get("sym", False)
+    codes = torch.zeros(weight.shape, dtype=torch.int32)
+    zeros = torch.zeros(count, weight.shape[0], dtype=torch.int32)
+    scales = torch.zeros(count, weight.shape[0])
+    for group in range(count):
+        part = weight[:, groups == group]
+        low, high = part.min(1).values.clamp(max=0), part.max(1).values.clamp(min=0)
+        if symmetric:
+            high = torch.maximum(high, -low)
+            low = -high
+        # Seven bits each: what a scale and a zero point give is then a number of 16 bits.
+        scale = ((high - low) / top).to(torch.bfloat16).float()
+        zero = torch.full_like(scale, 2 ** (bits - 1)) if symmetric else (-low / scale).round()
+        codes[:, groups == group] = (part / scale[:, None] + zero[:, None]).round().clamp(0, top).int()
+        zeros[group], scales[group] = zero.int(), scale
+    return codes, zeros, scales
+
+
+def words(codes, bits, order=None):
+    """Rows of codes `[rows, n]` as words of 32 bits `[rows, n * bits / 32]`, the first in the lowest bits."""
+    per_word = 32 // bits
+    order = order or list(range(per_word))
+    grouped = codes.reshape(codes.shape[0], -1, per_word).long()
+    packed = sum(grouped[:, :, from_] << (bits * place) for place, from_ in enumerate(order))
+    return ((packed + 2**31) % 2**32 - 2**31).to(torch.int32)
+
+
+def quantize(name, tensors, about):
+    """A layer's stored parts by their names, and the weights that these stand for."""
+    weight = tensors.pop(f"{name}.weight")
+    inputs, bits = weight.shape[1], about["bits"]
+    size = inputs if about["group_size"] == -1 else about["group_size"]
+    groups = torch.arange(inputs) // size
+    if about.get("desc_act"):
+        groups = groups[torch.randperm(inputs, generator=torch.Generator().manual_seed(inputs))]
+    codes, zeros, scales = rounded(weight, groups, about)
+    plain = scales[groups].T * (codes - zeros[groups].T)
+    if about["quant_method"] == "awq":
+        parts = {"qweight": words(codes.T, bits, AWQ_ORDER), "qzeros": words(zeros, bits, AWQ_ORDER)}
+    else:
+        less = 0 if about["checkpoint_format"] == "gptq_v2" else 1
+        parts = {
+            "qweight": words(codes, bits).T,
+            "qzeros": words((zeros - less) % 2**bits, bits),
+            "g_idx": groups.to(torch.int32),
+        }
+    parts["scales"] = scales.half()
+    return {f"{name}.{part}": tensor.contiguous() for part, tensor in parts.items()}, {f"{name}.weight": plain.contiguous()}
+
+
+def write_quantized(folder, config, about, seed):
+    """A model's folder with quantized layers; returns what transformers makes of their weights."""
+    tensors = random_tensors(config, torch.Generator().manual_seed(seed))
+    stored, plain = {}, {}
+    for name in [name.removesuffix(".weight") for name in tensors if name.endswith("_proj.weight")]:
+        parts, weight = quantize(name, tensors, about)
+        stored.update(parts)
+        plain.update(weight)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    with tempfile.TemporaryDirectory() as home:
+        # Its name is written into adapters.
+        twin = Path(home) / folder.name
+        write_json(twin / "config.json", {**config, "torch_dtype": "float32"})
+        save_file({**tensors, **plain}, twin / "model.safetensors", metadata={"format": "pt"})
+        model = read_model(twin)
+    write_json(folder / "config.json", {**config, "torch_dtype": "float16", "quantization_config": about})
+    save_file({**tensors, **stored}, folder / "model.safetensors", metadata={"format": "pt"})
+    return model
+
+
+def quantized(only):
+    """The quantized models and their adapters, as `tiny` has the others; returns what the index has of them."""
+    for seed, (name, (config, about)) in enumerate(QUANTIZED.items(), start=50):
+        if not name.startswith(only):
+            continue
+        folder = HERE / "models" / name
+        write_quantized(folder, config, about, seed)
+
+        def model():
+            return write_quantized(folder, config, about, seed)  # noqa: B023
+
+        report(name, None, write_expected(model(), config["vocab_size"], name, None), None)
+        for nth, (adapter, (lora_config, stored)) in enumerate(quantized_adapters(name).items()):
+            home = HERE / "adapters" / name / adapter
+            write_adapter(home, model(), lora_config, stored, 100 * seed + nth)
+            peft = PeftModel.from_pretrained(model(), home).eval()
+            report(name, adapter, write_expected(peft, config["vocab_size"], name, adapter), model())
+    return [{"name": name, "adapters": list(quantized_adapters(name))} for name in QUANTIZED]
+
+
 # --- Tiny adapters ----------------------------------------------------------------------------------------------
 
 
@@ -321,6 +438,11 @@ def adapters_of(model):
     if model == "llama-rope3":
         return {"lm-head": (lora(8, ["q_proj", "v_proj", "lm_head"]), torch.float32)}
     return {}
+
+
+def quantized_adapters(model):
+    """The adapters made for a quantized model."""
+    return {"rank16-all-linear": standard_adapters()["rank16-all-linear"]} if model in ("llama-gptq", "llama-awq") else {}
 
 
 REFUSED = {
@@ -430,6 +552,7 @@ def tiny(only):
             cases = write_expected(model, config["vocab_size"], name, adapter)
             report(name, adapter, cases, read_model(folder))
         index["models"].append({"name": name, "adapters": list(adapters_of(name))})
+    index["models"] += quantized(only)
     for name, (model, because, lora_config) in REFUSED.items():
         index["refused"].append({"name": name, "model": model, "because": because})
         if not model.startswith(only):
@@ -437,6 +560,33 @@ def tiny(only):
         base = read_model(HERE / "models" / model)
         write_adapter(HERE / "adapters/refused" / name, base, lora_config, torch.float32, 7, name == "head-copy")
     write_json(HERE / "index.json", index)
+
+
+EMBEDDINGS = [
+    ("llama-tied", None),
+    ("llama-tied", "rank16-all-linear"),
+    ("llama-tied", "ia3-everything"),
+    ("llama-tied", "prefix"),
+    ("qwen3-qknorm", None),
+    ("gemma3", None),
+    ("gemma3", "rank16-all-linear"),
+]
+
+
+@torch.inference_mode()
+def embeddings():
+    """The last hidden state of a prompt behind the final norm, and the mean of all of them."""
+    cases = []
+    for name, adapter in EMBEDDINGS:
+        model, vocab = read_model(HERE / "models" / name), MODELS[name][0]["vocab_size"]
+        if adapter:
+            model = PeftModel.from_pretrained(model, HERE / "adapters" / name / adapter).eval()
+        prompt = torch.randint(3, vocab, (40,), generator=torch.Generator().manual_seed(len(cases))).tolist()
+        states = model(torch.tensor([prompt]), output_hidden_states=True).hidden_states[-1][0]
+        assert len(states) == len(prompt)
+        pooled = {"last": short(states[-1]), "mean": short(states.double().mean(0))}
+        cases.append({"model": name, "adapter": adapter, "prompt": prompt, **pooled})
+    write_json(HERE / "expected" / "embeddings.json", {"cases": cases})
 
 
 CHATS = [
@@ -542,12 +692,15 @@ def main():
     command.add_argument("--adapter", type=named_folder, action="append", default=[], metavar="NAME=DIR")
     command = commands.add_parser("gemma")
     command.add_argument("--gguf", type=Path, required=True)
+    commands.add_parser("embeddings")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.command == "tiny":
         tiny(arguments.only)
     elif arguments.command == "gemma":
         gemma(arguments.gguf)
+    elif arguments.command == "embeddings":
+        embeddings()
     else:
         real(arguments.gguf, arguments.adapter)
 

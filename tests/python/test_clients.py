@@ -1,4 +1,4 @@
-"""The Responses API asked by the unmodified `openai` package, and Ollama's routes by the unmodified `ollama` package.
+"""Token ids, embeddings and the Responses API asked by the unmodified `openai` package, and Ollama's routes by the unmodified `ollama` package.
 
 HOLOBIONT_URL and HOLOBIONT_PROGRAMS as in test_structured.py; SmolLM2 alone is enough.
 """
@@ -23,6 +23,43 @@ def plain():
     key = os.environ.get("HOLOBIONT_API_KEY", "none")
     url = os.environ["HOLOBIONT_URL"].rstrip("/").removesuffix("/v1")
     return ollama.Client(host=url, headers={"authorization": f"Bearer {key}"}, timeout=600)
+
+
+# --- Token ids and embeddings -----------------------------------------------------------------------------------
+
+
+def test_token_ids_can_be_sent_again(client):
+    options = {"model": MODEL, "max_tokens": 8, "temperature": 0}
+    first = client.completions.create(prompt="The sky is", extra_body={"return_token_ids": True, "prompt_logprobs": 1}, **options)
+    choice = first.choices[0]
+    assert len(choice.token_ids) == first.usage.completion_tokens and len(choice.prompt_token_ids) == first.usage.prompt_tokens
+    assert len(choice.prompt_logprobs) == len(choice.prompt_token_ids) and choice.prompt_logprobs[0] is None
+    for token, scores in zip(choice.prompt_token_ids[1:], choice.prompt_logprobs[1:]):
+        assert scores[str(token)]["logprob"] <= 0
+    again = client.completions.create(prompt=choice.prompt_token_ids, **options)
+    assert again.choices[0].text == choice.text
+    pieces = client.completions.create(prompt="The sky is", stream=True, extra_body={"return_token_ids": True}, **options)
+    pieces = [piece.choices[0] for piece in pieces]
+    assert pieces[0].prompt_token_ids == choice.prompt_token_ids
+    assert [token for piece in pieces for token in getattr(piece, "token_ids", [])] == choice.token_ids
+
+
+def test_embeddings_of_openai_and_ollama_are_the_same(client, plain):
+    texts = ["a colour of the sky", "the sky's colour", "a recipe for bread"]
+    answer = client.embeddings.create(model=MODEL, input=texts)
+    floats = client.embeddings.create(model=MODEL, input=texts, encoding_format="float")
+    vectors = [item.embedding for item in answer.data]
+    assert vectors == [item.embedding for item in floats.data] and answer.usage.prompt_tokens > 8
+    assert all(abs(sum(value * value for value in vector) - 1) < 1e-4 for vector in vectors)
+    theirs = plain.embed(MODEL, texts)
+    assert [list(map(float, row)) for row in theirs.embeddings] == [item.embedding for item in floats.data]
+    mean = client.embeddings.create(model=MODEL, input=texts, extra_body={"pooling": "mean"}).data
+    assert all(len(item.embedding) == len(last) and item.embedding != last for item, last in zip(mean, vectors))
+    one = client.embeddings.create(model=MODEL, input=texts[2]).data[0].embedding
+    assert one == vectors[2], "nobody else in the list changes a vector"
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.embeddings.create(model=MODEL, input="a", dimensions=8)
+    assert refused.value.param == "dimensions"
 
 
 # --- The Responses API ------------------------------------------------------------------------------------------
@@ -170,14 +207,16 @@ def test_tools_of_ollamas(caller):
     short = plain.chat("random", messages, tools=[WEATHER, NOW], options=options)
     long = plain.chat("random", history, tools=[WEATHER, NOW], options=options)
     assert long.prompt_eval_count > short.prompt_eval_count
-    assert plain.show("random").capabilities == ["completion", "tools"]
+    assert plain.show("random").capabilities == ["completion", "embedding", "tools"]
 
 
 def test_models_of_ollamas_and_what_is_refused(plain):
     (base,) = [model for model in plain.list().models if model.model == MODEL]
     assert base.size > 0 and len(base.digest) == 64 and base.modified_at
     assert MODEL in {model.model for model in plain.ps().models}
-    assert plain.show(MODEL).modelinfo["base.context_length"] > 0
+    shown = plain.show(MODEL)
+    assert shown.modelinfo["llama.context_length"] > 0
+    assert (shown.details.family, shown.details.quantization_level) == ("llama", "Q4_1")
     for refused in (
         lambda: plain.pull("llama3"),
         lambda: plain.create("mine", from_=MODEL),

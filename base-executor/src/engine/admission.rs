@@ -7,7 +7,7 @@ use model::{
     sampling::{SamplingError, SamplingParams, SamplingRequest},
     sites::SitePath,
 };
-use shmproto::message::{ErrorCode, Generate, Precision, Sampling, WireError};
+use shmproto::message::{ErrorCode, Generate, Pooling, Precision, Sampling, WireError};
 
 use super::{Limits, sequence::Task};
 use crate::adapters::AdapterError;
@@ -63,6 +63,12 @@ pub enum Refusal {
     /// Nobody knows what tokens are spelled like.
     #[error("`grammar` cannot be honoured: this executor has no vocabulary; leave it out")]
     NoGrammars,
+    /// An embedding comes alone.
+    #[error("`pooling` asks for an embedding, and `{field}` for something else; send two requests")]
+    NotAlone {
+        /// The field that asks for something else.
+        field: &'static str,
+    },
     /// A sampling parameter is out of range.
     #[error(transparent)]
     Sampling(#[from] SamplingError),
@@ -126,6 +132,7 @@ impl Refusal {
             | Self::TooManyLogprobs { .. }
             | Self::NoExact
             | Self::NoGrammars
+            | Self::NotAlone { .. }
             | Self::Sampling(_) => ErrorCode::InvalidRequest,
             Self::PromptTooLong { .. } | Self::PoolTooSmall { .. } => ErrorCode::ContextLengthExceeded,
             Self::QueueFull { .. } | Self::QueueLong { .. } => ErrorCode::QueueFull,
@@ -172,6 +179,7 @@ pub(super) fn check(
         end,
         logprobs: check_logprobs("logprobs", request.logprobs)?,
         prompt_logprobs: check_logprobs("prompt_logprobs", request.prompt_logprobs)?,
+        pooling: check_pooling(request)?,
         deadline: deadline(request.deadline_ms, received_at),
         provisional: request.provisional,
         path: match request.precision {
@@ -200,11 +208,23 @@ fn check_logprobs(field: &'static str, asked: Option<u32>) -> Result<Option<usiz
     }
 }
 
+fn check_pooling(request: &Generate) -> Result<Option<Pooling>, Refusal> {
+    let others = [
+        ("max_tokens", request.max_tokens > 0),
+        ("prompt_logprobs", request.prompt_logprobs.is_some()),
+        ("grammar", request.grammar.is_some()),
+    ];
+    match others.iter().find(|(_, is_asked)| *is_asked) {
+        Some(&(field, _)) if request.pooling.is_some() => Err(Refusal::NotAlone { field }),
+        _ => Ok(request.pooling),
+    }
+}
+
 /// The length at which the sequence, virtual tokens included, ends at the latest.
 fn check_length(request: &Generate, limits: &Limits, virtual_tokens: usize) -> Result<usize, Refusal> {
     let (prompt, context_length) = (request.prompt.len(), limits.context_length);
     let begin = virtual_tokens + prompt;
-    // A prompt that is only scored may fill the context.
+    // A prompt that is only scored or embedded may fill the context.
     if begin + usize::from(request.max_tokens > 0) > context_length {
         return Err(Refusal::PromptTooLong { prompt, virtual_tokens, context_length });
     }

@@ -50,12 +50,14 @@ impl Drawing {
     }
 }
 
-/// What a step gave: rows of logits, of which each has so many, and drawn tokens.
+/// What a step gave: rows of logits, of which each has so many, drawn tokens, and rows of hidden states.
 #[derive(Debug)]
 pub(super) struct Gave<'a> {
     pub(super) logits: &'a mut [f32],
     pub(super) vocab_size: usize,
     pub(super) drawn: &'a [Option<Drawn>],
+    pub(super) states: &'a [f32],
+    pub(super) hidden_size: usize,
 }
 
 /// Split clients, and how the pass lends them its base.
@@ -160,7 +162,13 @@ impl<P: ForwardPass> Computing<P> {
 
     /// What the last step gave.
     pub(super) fn gave(&mut self) -> Gave<'_> {
-        let (vocab_size, drawn) = (self.pass.vocab_size(), self.pass.drawn());
-        Gave { logits: &mut self.logits, vocab_size, drawn }
+        let Self { pass, logits, .. } = self;
+        Gave {
+            logits,
+            vocab_size: pass.vocab_size(),
+            drawn: pass.drawn(),
+            states: pass.states(),
+            hidden_size: pass.hidden_size(),
+        }
     }
 }

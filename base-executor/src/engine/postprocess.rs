@@ -30,6 +30,8 @@ enum Place {
     Rows(Range<usize>),
     /// Which of the drawn tokens.
     Drawn(usize),
+    /// Rows of hidden states.
+    States(Range<usize>),
 }
 
 impl<P: ForwardPass> Engine<P> {
@@ -74,13 +76,15 @@ impl<P: ForwardPass> Engine<P> {
     /// Hands every sequence of the plan its logits, and retires those that have ended.
     pub(super) fn postprocess(&mut self, plan: &[Portion]) {
         let mut ended = Vec::new();
-        let (mut row, mut drawn) = (0, 0);
+        let (mut row, mut drawn, mut state) = (0, 0, 0);
         for portion in plan {
             let place = match portion.logits {
                 LogitRows::Draw(_) => Place::Drawn(drawn),
+                LogitRows::States { .. } => Place::States(state..state + portion.states()),
                 _ => Place::Rows(row..row + portion.rows()),
             };
             row += portion.rows();
+            state += portion.states();
             drawn += usize::from(matches!(portion.logits, LogitRows::Draw(_)));
             let output = self.advance(*portion, place).unwrap_or_else(|_| Some(self.fault(*portion, FAULT)));
             let Some(output) = output else { continue };
@@ -107,7 +111,8 @@ impl<P: ForwardPass> Engine<P> {
         if !sequence.is_decoding() {
             self.stats.prompt_tokens += portion.count.saturating_sub(sequence.pending_virtual()) as u64;
         }
-        let (Gave { logits, vocab_size, drawn }, kv) = (self.computing.gave(), &mut self.kv);
+        let (gave, kv) = (self.computing.gave(), &mut self.kv);
+        let Gave { logits, vocab_size, drawn, states, hidden_size } = gave;
         let (drafts, stats, tiers) = (&mut self.drafts, &mut self.stats.speculation, &mut self.tiers);
         catch_unwind(AssertUnwindSafe(|| {
             if sequence.has_grown() {
@@ -123,6 +128,10 @@ impl<P: ForwardPass> Engine<P> {
             let given = match place {
                 Place::Drawn(index) => Given::Token(drawn[index]),
                 Place::Rows(rows) => Given::Rows(&mut logits[rows.start * vocab_size..rows.end * vocab_size]),
+                Place::States(rows) => {
+                    let states = &states[rows.start * hidden_size..rows.end * hidden_size];
+                    Given::States(states.chunks_exact(hidden_size))
+                }
             };
             sequence.advance(portion.count, given, vocab_size, kv)
         }))

@@ -21,10 +21,15 @@ impl Portion {
     /// Rows of logits it asks for.
     pub(super) fn rows(&self) -> usize {
         match self.logits {
-            LogitRows::None | LogitRows::Draw(_) => 0,
+            LogitRows::None | LogitRows::Draw(_) | LogitRows::States { .. } => 0,
             LogitRows::Last => 1,
             LogitRows::All => self.count,
         }
+    }
+
+    /// Rows of hidden states it asks for.
+    pub(super) fn states(&self) -> usize {
+        if let LogitRows::States { from } = self.logits { self.count - from } else { 0 }
     }
 }
 
@@ -93,7 +98,11 @@ impl<P: ForwardPass> Engine<P> {
                 sequence.blocks.extend(blocks);
             }
         }
-        shares.iter().map(|share| self.portion(share.sequence, share.count)).collect()
+        let portion = |share: &Share| self.portion(share.sequence, share.count);
+        let mut portions: Vec<_> = shares.iter().map(portion).collect();
+        // As a pass wants it: states come last.
+        portions.sort_by_key(|portion| portion.states() > 0);
+        portions
     }
 
     pub(super) fn portion(&self, sequence: usize, count: usize) -> Portion {

@@ -10,8 +10,10 @@ mod choosing;
 mod entry;
 mod grown;
 mod opening;
+mod pooling;
 
 use std::{
+    slice::ChunksExact,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -24,13 +26,16 @@ use model::{
     sites::SitePath,
 };
 use policy::batch::{Report, Stage};
-use shmproto::message::{Finish, Output, Provisional, TokenOutput};
+use shmproto::message::{Finish, Output, Pooling, Provisional, TokenOutput};
 
 pub(crate) use self::opening::failure;
-use self::opening::{Admission, Opening};
 pub(super) use self::{
     entry::{Entry, Fetched},
     grown::{Fork, Grown, Verified},
+};
+use self::{
+    opening::{Admission, Opening},
+    pooling::Pool,
 };
 use super::{commission::Commission, computing::Drawing, event::Caller};
 use crate::grammars::Guide;
@@ -45,6 +50,8 @@ pub(super) enum Given<'a> {
     Rows(&'a mut [f32]),
     /// The next token; `None` where no logit was a number.
     Token(Option<Drawn>),
+    /// Rows of hidden states.
+    States(ChunksExact<'a, f32>),
 }
 
 /// An adapter in use by a sequence.
@@ -89,6 +96,8 @@ pub(super) struct Task {
     /// How many alternatives to report with each token, if any report is wanted.
     pub(super) logprobs: Option<usize>,
     pub(super) prompt_logprobs: Option<usize>,
+    /// How it becomes an embedding, if it is to.
+    pub(super) pooling: Option<Pooling>,
     pub(super) deadline: Option<Instant>,
     /// Whether what is drafted is told before it is verified.
     pub(super) provisional: Provisional,
@@ -124,6 +133,8 @@ pub(super) struct Sequence<A> {
     opening: Opening,
     /// What it has to look like, if it has to.
     guide: Option<Guide>,
+    /// The embedding that comes of it, if one is to.
+    pool: Option<Pool>,
 }
 
 impl<A> Sequence<A> {
@@ -143,6 +154,7 @@ impl<A> Sequence<A> {
             caller,
             received_at,
             adapted,
+            pool: task.pooling.map(Pool::new),
             task,
             prompt_end: prompt.len(),
             tokens: prompt,
@@ -247,7 +259,9 @@ impl<A> Sequence<A> {
 
     /// The logits wanted of its next `count` tokens.
     pub(super) fn logits_of(&self, count: usize, drawing: Drawing) -> LogitRows {
-        if self.scores_prompt() {
+        if let Some(pool) = &self.pool {
+            pool.wanted(count, self.pending(), self.pending_virtual())
+        } else if self.scores_prompt() {
             if count <= self.pending_virtual() { LogitRows::None } else { LogitRows::All }
         } else if count == self.pending() {
             let draw = if drawing == Drawing::ByThePass { self.draw() } else { None };
@@ -260,6 +274,11 @@ impl<A> Sequence<A> {
     /// Every token of the prompt is owed a log-probability, so every one must be computed.
     pub(super) fn scores_prompt(&self) -> bool {
         self.task.prompt_logprobs.is_some() && matches!(self.opening, Opening::Due { .. })
+    }
+
+    /// Every token of the prompt has to be computed, also where others have done so.
+    pub(super) fn computes_all(&self) -> bool {
+        self.scores_prompt() || self.pool.as_ref().is_some_and(Pool::takes_all)
     }
 
     /// Takes in what a pass over its next `count` tokens gave: what [`logits_of`] asked for, rows of `vocab_size`.
@@ -278,9 +297,18 @@ impl<A> Sequence<A> {
         {
             self.score_prompt(rows, vocab_size);
         }
+        if let (Some(pool), Given::States(states)) = (&mut self.pool, &mut given) {
+            states.for_each(|state| pool.add(state));
+        }
         self.keep(count, kv);
         if self.pending() > 0 {
             return None;
+        }
+        if let Some(pool) = &self.pool {
+            return Some(match pool.pooled() {
+                Some(embedding) => Output { embedding, ..self.output(Vec::new(), Some(Finish::Length)) },
+                None => failure(self.caller.request, self.not_finite()),
+            });
         }
         if self.tokens.len() >= self.task.end {
             return Some(self.output(Vec::new(), Some(Finish::Length)));
@@ -291,6 +319,7 @@ impl<A> Sequence<A> {
                 self.allowed().and_then(|allowed| self.choose(&mut rows[last..], (&allowed, None)))
             }
             Given::Token(drawn) => drawn.map(|drawn| self.take(drawn)).ok_or_else(|| self.not_finite()),
+            Given::States(_) => unreachable!("only embeddings ask for states"),
         };
         match token {
             Ok(token) => {

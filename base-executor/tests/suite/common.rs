@@ -17,6 +17,8 @@ use shmproto::message::{Generate, Precision, Provisional, Sampling};
 
 /// Tokens of the fake's vocabulary.
 pub(crate) const VOCAB: usize = 64;
+/// Numbers of a hidden state: the first logits.
+pub(crate) const HIDDEN: usize = 8;
 /// A pass with this token panics.
 pub(crate) const PANICS: u32 = 63;
 /// A pass with this token gives half a row of logits too few.
@@ -55,6 +57,7 @@ pub(crate) type Tick = Arc<Mutex<Option<Box<dyn FnMut() + Send>>>>;
 /// prefix of another adapter: each changes what comes out.
 pub(crate) struct FakePass {
     memory: Vec<u64>,
+    states: Vec<f32>,
     log: Log,
     tick: Tick,
     pause: Duration,
@@ -70,6 +73,7 @@ impl FakePass {
         (
             Self {
                 memory,
+                states: Vec::new(),
                 log: Arc::clone(&log),
                 tick: Tick::default(),
                 pause: Duration::ZERO,
@@ -145,6 +149,14 @@ impl ForwardPass for FakePass {
         VOCAB
     }
 
+    fn hidden_size(&self) -> usize {
+        HIDDEN
+    }
+
+    fn states(&self) -> &[f32] {
+        &self.states
+    }
+
     fn branches(&self) -> bool {
         true
     }
@@ -177,6 +189,7 @@ impl ForwardPass for FakePass {
         std::thread::sleep(self.pause);
         self.tick.lock().unwrap().iter_mut().for_each(|tick| tick());
         logits.clear();
+        self.states.clear();
         let mut rows_before = Vec::new();
         for slice in batch {
             assert!(!slice.tokens.is_empty());
@@ -195,7 +208,15 @@ impl ForwardPass for FakePass {
                 LogitRows::None => end,
                 LogitRows::Last | LogitRows::Draw(_) => end - 1,
                 LogitRows::All => slice.start,
+                LogitRows::States { from } => {
+                    let states = (slice.start + from..end)
+                        .flat_map(|position| self.row(slice, position).take(HIDDEN))
+                        .collect::<Vec<_>>();
+                    self.states.extend(states);
+                    continue;
+                }
             };
+            assert!(self.states.is_empty(), "who wants states comes last");
             (first..end).for_each(|position| logits.extend(self.row(slice, position)));
         }
         if batch.iter().any(|slice| slice.tokens.contains(&FALLS_SHORT)) {
@@ -284,6 +305,7 @@ pub(crate) fn request(request: u64, prompt: Vec<u32>, max_tokens: u32) -> Genera
         provisional: Provisional::Unwanted,
         precision: Precision::Serving,
         grammar: None,
+        pooling: None,
     }
 }
 

@@ -1,6 +1,7 @@
 //! The engine at its doors: events in, messages out, over a forward pass without weights.
 
 mod drafts;
+mod embeddings;
 mod grammars;
 mod limits;
 mod memory;
@@ -27,7 +28,7 @@ use model::forward::LogitRows;
 use policy::clock::Clock;
 use proptest::prelude::*;
 use shmproto::message::{
-    AdapterUnloaded, ColdStart, DeviceFacts, ErrorCode, Finish, Generate, Output, Stats, ToGateway,
+    AdapterUnloaded, ColdStart, DeviceFacts, ErrorCode, Finish, Generate, Output, Pooling, Stats, ToGateway,
     TokenOutput, UnloadAdapter, Welcome,
 };
 use tokio::sync::mpsc;
@@ -60,6 +61,7 @@ impl Clock for TestClock {
 struct Answer {
     tokens: Vec<TokenOutput>,
     prompt: Vec<TokenOutput>,
+    embedding: Vec<f32>,
     cached_tokens: u32,
     queued_us: u64,
     finish: Option<Finish>,
@@ -101,6 +103,7 @@ impl Answer {
         self.provisional.verified(&output.tokens);
         self.tokens.extend(output.tokens);
         self.prompt.extend(output.prompt);
+        self.embedding.extend(output.embedding);
         self.cached_tokens += output.cached_tokens;
         self.queued_us += output.queued_us;
         self.finish = output.finish;
@@ -108,8 +111,9 @@ impl Answer {
     }
 
     /// What must not depend on who else is there.
-    fn content(&self) -> (&[TokenOutput], &[TokenOutput], Option<Finish>, Option<ErrorCode>) {
-        (&self.tokens, &self.prompt, self.finish, self.error)
+    fn content(&self) -> Self {
+        let Self { tokens, prompt, embedding, finish, error, .. } = self.clone();
+        Self { tokens, prompt, embedding, finish, error, ..Self::default() }
     }
 }
 
@@ -307,7 +311,7 @@ fn assert_nothing_held(bench: &Bench) {
 }
 
 /// Requests as different as they come: greedy, sampled, with penalties, stops, reports and adapters, and prompts
-/// that begin alike.
+/// that begin alike; and some for embeddings.
 fn any_request() -> impl Strategy<Value = Generate> {
     let shape = (0..3u64, 0..70usize, 0..4u64, 1..6usize, 0..40u32);
     let choice = (prop::bool::ANY, 0..4u32, prop::bool::weighted(0.2), prop::bool::weighted(0.15), 0..4usize);
@@ -324,6 +328,10 @@ fn any_request() -> impl Strategy<Value = Generate> {
         request.min_tokens = stops;
         request.logprobs = sampled.then_some(2);
         request.prompt_logprobs = scored.then_some(1);
+        if seed % 8 < 2 {
+            request.pooling = Some(if seed % 8 == 0 { Pooling::Mean } else { Pooling::Last });
+            (request.max_tokens, request.prompt_logprobs) = (0, None);
+        }
         request.adapter = [None, Some(1), Some(2), Some(PREFIX)][adapter].map(|tag| [tag; 32]);
         request
     })

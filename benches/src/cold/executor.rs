@@ -12,8 +12,7 @@ use anyhow::{Context, Result, bail, ensure};
 use shmproto::{
     codec::Wire as _,
     message::{
-        AdapterIdBytes, Generate, Hello, LoadAdapter, Output, PROTOCOL_VERSION, Precision, Provisional,
-        Sampling, Stats, ToExecutor, ToGateway,
+        AdapterIdBytes, Generate, Hello, LoadAdapter, Output, PROTOCOL_VERSION, Stats, ToExecutor, ToGateway,
     },
 };
 use tempfile::TempDir;
@@ -22,6 +21,7 @@ use zeromq::{DealerRecvHalf, DealerSendHalf, DealerSocket, Socket as _, SocketRe
 
 use super::arrivals::Arrival;
 use crate::{
+    asking::greedy,
     config::Config,
     machine::{Cores, list},
     process::Process,
@@ -241,24 +241,9 @@ impl Executor {
         self.next += 1;
         let loaded = |index| self.adapters.get(index).copied().context("there is no such adapter");
         let adapter = arrival.adapter.map(loaded).transpose()?;
-        let generate = Generate {
-            request,
-            adapter,
-            namespace: adapter.unwrap_or_default(),
-            owner: [0; 32],
-            prompt: workload::prompt(arrival.seed, arrival.prompt),
-            generated: 0,
-            max_tokens: u32::try_from(arrival.answer)?,
-            min_tokens: 0,
-            stop_tokens: Vec::new(),
-            sampling: GREEDY,
-            logprobs: None,
-            prompt_logprobs: None,
-            deadline_ms: 0,
-            provisional: Provisional::Unwanted,
-            precision: Precision::Serving,
-            grammar: None,
-        };
+        let prompt = workload::prompt(arrival.seed, arrival.prompt);
+        let namespace = adapter.unwrap_or_default();
+        let generate = Generate { adapter, namespace, ..greedy(request, &prompt, arrival.answer) };
         self.send(&ToExecutor::Generate(generate)).await.map(|()| request)
     }
 
@@ -303,18 +288,6 @@ impl Executor {
         read(&message.context("the executor hung up")?.into_vec())
     }
 }
-
-const GREEDY: Sampling = Sampling {
-    temperature: 0.0,
-    top_k: 0,
-    top_p: 1.0,
-    min_p: 0.0,
-    presence_penalty: 0.0,
-    frequency_penalty: 0.0,
-    repetition_penalty: 1.0,
-    logit_bias: Vec::new(),
-    seed: 0,
-};
 
 impl Open {
     fn new() -> Self {

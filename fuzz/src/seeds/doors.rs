@@ -134,3 +134,35 @@ pub(super) fn ollama_prompts() -> Vec<Seed> {
     refused_by_ollama(&mut make, &body);
     make.seeds
 }
+
+pub(super) fn embeddings() -> Vec<Seed> {
+    let mut make = Maker::new("embedding");
+    let body = json!({"model": "base", "input": ["a", [1, 2]], "pooling": "mean", "encoding_format": "base64", "normalize": false});
+    make.valid("texts and tokens", body.to_string().into_bytes());
+    make.valid("a text", json!({"model": "base", "input": "a"}).to_string().into_bytes());
+    for (name, class, field, value, why) in [
+        ("a pooling that is not there", SILENCE, "pooling", json!("cls"), "pooling"),
+        ("numbers of 8 bits", SILENCE, "encoding_format", json!("int8"), "encoding_format"),
+        ("a length that is a number", NUMBERS, "normalize", json!(2), "normalize"),
+        ("fewer dimensions", SILENCE, "dimensions", json!(1_u64 << 40), "dimensions"),
+    ] {
+        make.refused(name, class, with(&body, field, value), why);
+    }
+    make.bounded("a million texts", NUMBERS, with(&body, "input", json!(vec!["a"; 1_000_000])));
+    make.seeds
+}
+
+pub(super) fn ollama_embeds() -> Vec<Seed> {
+    let mut make = Maker::new("ollama_embed");
+    let body = json!({"model": "base:latest", "input": ["a", "b"], "truncate": false, "keep_alive": "5m", "options": {"num_ctx": 512}});
+    make.valid("texts for Ollama", body.to_string().into_bytes());
+    for (name, class, field, value, why) in [
+        ("tokens for Ollama", NUMBERS, "input", json!([[1, 2]]), "input"),
+        ("options as a list", NUMBERS, "options", json!([1]), "options"),
+        ("a model that is to go", SILENCE, "keep_alive", json!(0), "keep_alive"),
+        ("fewer dimensions", SILENCE, "dimensions", json!(8), "dimensions"),
+    ] {
+        make.refused(name, class, with(&body, field, value), why);
+    }
+    make.seeds
+}

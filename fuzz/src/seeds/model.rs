@@ -70,6 +70,15 @@ pub(super) fn directories() -> Vec<Seed> {
     number("an epsilon that overflows", "rms_norm_eps", json!(1e300), "not a positive finite number");
     number("a base of 0", "rope_theta", json!(0.0), "not a positive finite number");
     number("another architecture", "architectures", json!(["Evil"]), "architectures");
+    let mut quantized = |name, option: &str, value: Value, why| {
+        let mut about = json!({"quant_method": "gptq", "bits": 4, "group_size": 32});
+        about[option] = value;
+        make.refused(name, SHAPES, model(&with("quantization_config", about), ""), why);
+    };
+    quantized("codes of 2^40 bits", "bits", json!(1u64 << 40), "bits");
+    quantized("groups of none", "group_size", json!(0), "group_size");
+    quantized("groups of 2^40", "group_size", json!(1u64 << 40), "group_size");
+    quantized("another method", "quant_method", json!("evil"), "evil");
     let mut index = |name, class, text: &str, why| make.refused(name, class, model(&config(), text), why);
     index(
         "a shard that leads out",

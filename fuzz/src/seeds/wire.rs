@@ -4,8 +4,8 @@ use shmproto::{
     codec::Wire,
     message::{
         AdapterLoaded, AdapterStats, ColdStart, DeviceFacts, ErrorCode, Failed, Finish, Generate, Hello,
-        LoadAdapter, Loading, Output, Precision, Provisional, Sampling, Stats, ToExecutor, ToGateway,
-        TokenOutput, UnloadAdapter, Welcome, WireError, WorkerStats,
+        LoadAdapter, Loading, Output, Pooling, Precision, Provisional, Sampling, Stats, ToExecutor,
+        ToGateway, TokenOutput, UnloadAdapter, Welcome, WireError, WorkerStats,
     },
 };
 
@@ -43,6 +43,7 @@ fn generate() -> Generate {
         provisional: Provisional::Wanted,
         precision: Precision::Serving,
         grammar: Some("{}".to_owned()),
+        pooling: Some(Pooling::Mean),
     }
 }
 
@@ -77,6 +78,7 @@ fn output() -> Output {
         tokens: vec![token.clone()],
         provisional: vec![3],
         prompt: vec![token],
+        embedding: vec![0.5, -1.0],
         cached_tokens: 16,
         queued_us: 10,
         load_wait_us: 5,
@@ -171,10 +173,10 @@ pub(super) fn to_gateway() -> Vec<Seed> {
     make.refused(
         "a tag of 2 for an option",
         FORMAT,
-        [&[2][..], &[1, 0, 0, 0], &[0; 48], &[2, 0]].concat(),
+        [&[2][..], &[1, 0, 0, 0], &[0; 52], &[2, 0]].concat(),
         "Option",
     );
-    let empty = Output { tokens: vec![], prompt: vec![], finish: None, ..output() };
+    let empty = Output { tokens: vec![], prompt: vec![], embedding: vec![], finish: None, ..output() };
     let many = ToGateway::Outputs(vec![empty; 200_000]).to_bytes();
     make.valid("200,000 empty outputs", many);
     make.refused(

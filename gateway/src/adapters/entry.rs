@@ -195,6 +195,12 @@ impl Lease {
         &self.entry
     }
 
+    /// Another of the same generation.
+    #[must_use]
+    pub fn again(&self) -> Self {
+        self.entry.lease()
+    }
+
     /// The name it was taken under.
     #[must_use]
     pub fn name(&self) -> &str {

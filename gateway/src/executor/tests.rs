@@ -171,6 +171,7 @@ fn sequence() -> Generate {
         provisional: Provisional::Unwanted,
         precision: Precision::Serving,
         grammar: None,
+        pooling: None,
     }
 }
 

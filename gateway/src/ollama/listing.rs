@@ -3,6 +3,7 @@
 use std::{path::Path, sync::Arc, time::Duration};
 
 use axum::{Extension, Json, extract::State};
+use files::description::Description;
 use serde_json::{Value, json};
 
 use crate::{
@@ -85,7 +86,9 @@ pub async fn show(
         adapter(entry.ok_or_else(|| ApiError::model_not_found(name))?, &serving)
     };
     let facts = serving.text.facts();
-    let mut capabilities = vec!["completion"];
+    let known = facts.description.architecture.as_str();
+    let architecture = if known.is_empty() { "base" } else { known };
+    let mut capabilities = vec!["completion", "embedding"];
     if tools::are_called(app.tool_call_parser, &*serving.text) {
         capabilities.push("tools");
     }
@@ -94,11 +97,11 @@ pub async fn show(
         "parameters": "",
         "template": facts.chat_template.as_deref().unwrap_or(""),
         "details": model["details"],
-        // Its architecture is the executor's to know; clients read the context's length below its name.
+        // Clients read the context's length below the name of the architecture.
         "model_info": {
-            "general.architecture": "base",
-            "base.context_length": serving.context_tokens,
-            "base.vocab_size": serving.welcome.vocab_size,
+            "general.architecture": architecture,
+            format!("{architecture}.context_length"): serving.context_tokens,
+            format!("{architecture}.vocab_size"): serving.welcome.vocab_size,
         },
         "capabilities": capabilities,
         "modified_at": model["modified_at"],
@@ -109,22 +112,32 @@ fn base(serving: &Serving) -> Value {
     let path = Path::new(&serving.welcome.model_path);
     let digest = ids::Generation(serving.welcome.base_hash).to_string();
     let format = if path.is_file() { "gguf" } else { "safetensors" };
-    model(&serving.base_name, serving.since, bytes_of(path), &digest, ("", format))
+    model(&serving.base_name, serving.since, bytes_of(path), &digest, ("", format), serving)
 }
 
 fn adapter(entry: &Entry, serving: &Serving) -> Value {
     let record = &entry.record;
     let digest = record.generation.to_string();
-    model(&record.name, record.loaded_at, record.bytes, &digest, (&serving.base_name, "safetensors"))
+    model(&record.name, record.loaded_at, record.bytes, &digest, (&serving.base_name, "safetensors"), serving)
 }
 
-fn model(name: &str, since: u64, bytes: u64, digest: &str, (parent, format): (&str, &str)) -> Value {
+fn model(
+    name: &str,
+    since: u64,
+    bytes: u64,
+    digest: &str,
+    (parent, format): (&str, &str),
+    serving: &Serving,
+) -> Value {
+    let Description { architecture, weights } = &serving.text.facts().description;
+    let families: Vec<&str> =
+        Some(architecture.as_str()).filter(|name| !name.is_empty()).into_iter().collect();
     json!({
         "name": name, "model": name, "modified_at": rfc3339(Duration::from_secs(since)), "size": bytes, "digest": digest,
         // What is not known is empty, as with Ollama.
         "details": {
-            "parent_model": parent, "format": format, "family": "", "families": [], "parameter_size": "",
-            "quantization_level": "",
+            "parent_model": parent, "format": format, "family": architecture, "families": families,
+            "parameter_size": "", "quantization_level": weights,
         },
     })
 }

@@ -33,8 +33,3 @@ pub async fn copy() -> ApiError {
 pub async fn delete() -> ApiError {
     refuse("delete models here", "take an adapter away with DELETE /v1/models/NAME")
 }
-
-/// `POST /api/embed` and `/api/embeddings`.
-pub async fn embed() -> ApiError {
-    refuse("make embeddings on this route", "use /api/chat or /api/generate for text")
-}

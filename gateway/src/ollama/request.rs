@@ -114,11 +114,17 @@ impl GenerateBody {
     }
 }
 
-fn common(fields: &mut Fields, limits: &Limits<'_>) -> Result<Common, ApiError> {
+/// The model that a body names.
+pub(super) fn wanted(fields: &mut Fields) -> Result<Wanted, ApiError> {
     let mut wanted = Wanted::read(fields)?;
     if let Some(name) = wanted.model.strip_suffix(TAG).filter(|name| !name.is_empty()) {
         wanted.model = name.to_owned();
     }
+    Ok(wanted)
+}
+
+fn common(fields: &mut Fields, limits: &Limits<'_>) -> Result<Common, ApiError> {
+    let wanted = wanted(fields)?;
     keep_alive(fields)?;
     let stream = fields.flag("stream", true)?;
     let structure = fields.take("format").map(structured::ollama_format).transpose()?.flatten();
@@ -171,7 +177,7 @@ fn repetition(options: &mut Fields, params: &mut Params) -> Result<(), ApiError>
 }
 
 /// Models stay where they are: what asks for that is true, and what asks for them to go is refused.
-fn keep_alive(fields: &mut Fields) -> Result<(), ApiError> {
+pub(super) fn keep_alive(fields: &mut Fields) -> Result<(), ApiError> {
     let Some(value) = fields.take("keep_alive") else { return Ok(()) };
     let is_nothing = match &value {
         Value::Number(number) => number.as_f64() == Some(0.0),

@@ -33,8 +33,11 @@ pub struct Step {
     pub piece: Piece,
     /// The prompt, in the first step of a choice that repeats it.
     pub echoed: Option<Echoed>,
-    /// The same as tokens, in the first step of a choice whose answer is tokens.
+    /// What tokens of the prompt scored, from the second on, in the first step of a choice, if that was asked for
+    /// ([`Params::prompt_logprobs`](super::params::Params::prompt_logprobs)).
     pub prompt: Vec<TokenOutput>,
+    /// The prompt's embedding, in the last step of a choice that asks for it.
+    pub embedding: Vec<f32>,
 }
 
 struct Slot {
@@ -88,6 +91,7 @@ impl Answer {
         let prefix = match job.kind {
             Kind::Chat => "chatcmpl",
             Kind::Text | Kind::Tokens => "cmpl",
+            Kind::Embedding(_) => "embd",
         };
         Ok(Self {
             id: format!("{prefix}-{:016x}{:016x}", random_u64(), random_u64()),
@@ -208,14 +212,15 @@ impl Answer {
             slot.begun = true;
             slot.cached_tokens = output.cached_tokens as usize;
             self.meter.admitted(Waits::of(&output));
-            if self.job.kind == Kind::Tokens {
-                prompt = std::mem::take(&mut output.prompt);
-            } else if self.job.echo == Echo::Prompt {
-                let scores = self.job.logprobs.map(|_| std::mem::take(&mut output.prompt));
+            let scores = std::mem::take(&mut output.prompt);
+            if self.job.echo == Echo::Prompt {
+                let scores = self.job.echoed_logprobs().map(|most| likeliest(&scores, most));
                 let names = self.job.params.token_names;
                 echoed = Some(echo(self.job.text(), self.job.prompt_of(index), names, scores));
             }
+            prompt = self.job.params.prompt_logprobs.map_or_else(Vec::new, |most| likeliest(&scores, most));
         }
+        let embedding = std::mem::take(&mut output.embedding);
         let ended_by_itself = output.finish.is_some();
         let before = slot.choice.tokens();
         let mut piece = slot.choice.push(output);
@@ -238,7 +243,7 @@ impl Answer {
         // What is counted is what usage says, at every moment.
         let usage = self.usage();
         self.meter.usage(&usage);
-        Ok(Step { index, piece, echoed, prompt })
+        Ok(Step { index, piece, echoed, prompt, embedding })
     }
 
     fn fail(&mut self) {
@@ -283,12 +288,13 @@ impl Slot {
     fn new(job: &Job) -> Self {
         let scores = match job.kind {
             Kind::Tokens => Scores::KeepAll,
-            Kind::Chat | Kind::Text if job.logprobs.is_some() => Scores::Keep,
-            Kind::Chat | Kind::Text => Scores::Drop,
+            _ if job.params.returns_token_ids => Scores::KeepAll,
+            _ if job.logprobs.is_some() => Scores::Keep,
+            _ => Scores::Drop,
         };
         let start = match job.kind {
             Kind::Chat => TextStart::Beginning,
-            Kind::Text | Kind::Tokens => TextStart::Continuation,
+            Kind::Text | Kind::Tokens | Kind::Embedding(_) => TextStart::Continuation,
         };
         let stop = job.params.stop.clone().map(StopScanner::new);
         let words = job.answering.as_ref().map_or(&[][..], |answering| answering.format.words());
@@ -308,4 +314,13 @@ fn scan(piece: &mut Piece, scanner: &mut Scanner, answering: &Answering) {
             *finish = FinishReason::ToolCalls;
         }
     }
+}
+
+/// The same scores with at most `most` alternatives each.
+fn likeliest(scores: &[TokenOutput], most: u32) -> Vec<TokenOutput> {
+    let cut = |score: &TokenOutput| {
+        let top = score.top.iter().copied().take(most as usize).collect();
+        TokenOutput { top, ..*score }
+    };
+    scores.iter().map(cut).collect()
 }

@@ -5,6 +5,7 @@ use axum::{
     http::{HeaderValue, Response, header},
 };
 use serde::Serialize;
+use shmproto::message::TokenOutput;
 
 use super::{
     answer::{Answer, Step},
@@ -12,7 +13,7 @@ use super::{
     echo::Echoed,
     job::Kind,
     logprobs,
-    types::{Body, ChatChoice, Function, Message, TextChoice, TextLogprobs, ToolCall},
+    types::{Body, ChatChoice, Function, Message, PromptReport, TextChoice, TextLogprobs, ToolCall},
 };
 use crate::{errors::ApiError, usage::FinishReason};
 
@@ -20,6 +21,8 @@ use crate::{errors::ApiError, usage::FinishReason};
 #[derive(Default)]
 struct Whole {
     echoed: Option<Echoed>,
+    /// What tokens of the prompt scored.
+    prompt: Vec<TokenOutput>,
     text: String,
     scored: Vec<Scored>,
     finish: Option<FinishReason>,
@@ -48,7 +51,7 @@ pub async fn respond(mut answer: Answer, first: Step) -> Result<Response<HttpBod
     answer.each(first, |_, step| add(&mut wholes, step)).await?;
     match answer.job.kind {
         Kind::Chat => chat(&answer, &wholes),
-        Kind::Text | Kind::Tokens => text(&answer, &mut wholes),
+        Kind::Text | Kind::Tokens | Kind::Embedding(_) => text(&answer, &mut wholes),
     }
 }
 
@@ -58,6 +61,7 @@ fn add(wholes: &mut [Whole], step: Step) {
         whole.text.push_str(&echoed.text);
         whole.echoed = Some(echoed);
     }
+    whole.prompt.extend(step.prompt);
     whole.text.push_str(&step.piece.text);
     whole.scored.extend(step.piece.scored);
     whole.finish = whole.finish.or(step.piece.finish);
@@ -79,8 +83,30 @@ fn chat(answer: &Answer, wholes: &[Whole]) -> Result<Response<HttpBody>, ApiErro
         logprobs: wanted
             .then(|| logprobs::chat(answer.job.text(), answer.job.params.token_names, &whole.scored)),
         finish_reason: whole.finish.unwrap_or(FinishReason::Length),
+        token_ids: token_ids(answer, &whole.scored),
     });
-    send(answer, "chat.completion", &choices.collect::<Vec<_>>())
+    let prompt = wholes.first().map_or_else(PromptReport::default, |whole| prompt(answer, 0, whole));
+    send(answer, "chat.completion", (&choices.collect::<Vec<_>>(), prompt))
+}
+
+/// What is told of the prompt of choice `index`.
+fn prompt<'a>(answer: &'a Answer, index: usize, whole: &Whole) -> PromptReport<'a> {
+    let told = answer.job.params.prompt_logprobs;
+    let prompt_logprobs = told.map(|_| logprobs::of_prompt(answer.job.text(), &whole.prompt));
+    PromptReport { prompt_logprobs, ..prompt_ids(answer, index) }
+}
+
+/// The tokens of the prompt of choice `index`, if they are to be told.
+pub(super) fn prompt_ids(answer: &Answer, index: usize) -> PromptReport<'_> {
+    let told = answer.job.params.returns_token_ids;
+    let prompt_token_ids = told.then(|| &answer.job.prompt_of(index).tokens[..]);
+    PromptReport { prompt_token_ids, prompt_logprobs: None }
+}
+
+/// The tokens of a piece, if they are to be told.
+pub(super) fn token_ids(answer: &Answer, scored: &[Scored]) -> Option<Vec<u32>> {
+    let told = answer.job.params.returns_token_ids;
+    told.then(|| scored.iter().map(|scored| scored.token.token).collect())
 }
 
 fn message(whole: &Whole) -> Message<'_> {
@@ -102,8 +128,10 @@ fn text(answer: &Answer, wholes: &mut [Whole]) -> Result<Response<HttpBody>, Api
         text: &whole.text,
         logprobs,
         finish_reason: whole.finish,
+        token_ids: token_ids(answer, &whole.scored),
+        prompt: prompt(answer, index, whole),
     });
-    send(answer, "text_completion", &choices.collect::<Vec<_>>())
+    send(answer, "text_completion", (&choices.collect::<Vec<_>>(), PromptReport::default()))
 }
 
 /// The scores of prompt and completion in one.
@@ -122,9 +150,10 @@ fn text_logprobs(answer: &Answer, whole: &mut Whole) -> TextLogprobs {
 fn send<C: Serialize>(
     answer: &Answer,
     object: &'static str,
-    choices: &[C],
+    (choices, prompt): (&[C], PromptReport<'_>),
 ) -> Result<Response<HttpBody>, ApiError> {
-    let body = Body { envelope: answer.envelope(object), choices, usage: Some(Some(answer.usage())) };
+    let (envelope, usage) = (answer.envelope(object), Some(Some(answer.usage())));
+    let body = Body { envelope, choices, prompt, usage };
     let bytes = serde_json::to_vec(&body)
         .map_err(|error| ApiError::internal(format!("the answer could not be written as JSON: {error}")))?;
     let mut response = Response::new(HttpBody::from(bytes));

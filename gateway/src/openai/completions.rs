@@ -7,15 +7,24 @@ use text::tokenizer::AddSpecial;
 
 use super::{
     ask::Ask,
-    fields::{Fields, wrong},
+    fields::{Fields, token_id, wrong},
     job::{Echo, Job, Kind, MAX_PROMPTS, Prompt, namespace},
-    params::{self, Limits, MAX_LOGPROBS, Params, token_id},
+    params::{self, Limits, MAX_LOGPROBS, Params},
     target::Wanted,
 };
 use crate::{app::App, caller::Caller, errors::ApiError, lifecycle::Serving};
 
 /// OpenAI's default for this route.
 const DEFAULT_MAX_TOKENS: u32 = 16;
+
+/// Where prompts stand in a body.
+#[derive(Debug, Clone, Copy)]
+pub struct Place {
+    /// The field.
+    pub field: &'static str,
+    /// Most prompts.
+    pub most: usize,
+}
 
 /// A body, checked as far as it can be without looking anything up.
 #[derive(Debug)]
@@ -39,8 +48,8 @@ impl Body {
         let echo = if fields.flag("echo", false)? { Echo::Prompt } else { Echo::Nothing };
         let (add, prompt) = (add_special(&mut fields)?, fields.take("prompt"));
         fields.finish()?;
-        if params.max_tokens == Some(0) && echo == Echo::Nothing {
-            let message = "'max_tokens' may be 0 only together with 'echo': true";
+        if params.max_tokens == Some(0) && echo == Echo::Nothing && params.prompt_logprobs.is_none() {
+            let message = "'max_tokens' may be 0 only together with 'echo': true or 'prompt_logprobs'";
             return Err(ApiError::invalid("max_tokens", message));
         }
         Ok(Self { wanted, params, logprobs, echo, add, prompt })
@@ -50,7 +59,7 @@ impl Body {
     pub(crate) fn job(self, app: &App, caller: &Caller, serving: Arc<Serving>) -> Result<Job, ApiError> {
         let Self { wanted, params, logprobs, echo, add, prompt } = self;
         let target = wanted.find(app, &serving, caller)?;
-        let prompts = prompts(&serving, prompt, add)?;
+        let prompts = prompts(&serving, Place { field: "prompt", most: MAX_PROMPTS }, prompt, add)?;
         let namespace = namespace(caller, &target, &serving);
         let grammar =
             params.structure.as_ref().map(|structure| structure.source(&*serving.text)).transpose()?;
@@ -84,41 +93,48 @@ pub fn add_special(fields: &mut Fields) -> Result<AddSpecial, ApiError> {
 }
 
 /// A string, an array of strings, an array of token ids, or an array of those.
-fn prompts(serving: &Serving, value: Option<Value>, add: AddSpecial) -> Result<Vec<Prompt>, ApiError> {
+pub(crate) fn prompts(
+    serving: &Serving,
+    place: Place,
+    value: Option<Value>,
+    add: AddSpecial,
+) -> Result<Vec<Prompt>, ApiError> {
+    let Place { field, most } = place;
+    let prompt = |value| prompt(serving, field, value, add);
     match value {
-        None => Err(ApiError::missing(
-            "prompt",
-            "'prompt' is required: a string, token ids, or an array of either",
-        )),
+        None => {
+            let message = format!("'{field}' is required: a string, token ids, or an array of either");
+            Err(ApiError::missing(field, message))
+        }
         Some(Value::Array(items)) if items.first().is_some_and(Value::is_number) => {
-            Ok(vec![token_prompt(serving, &items)?])
+            Ok(vec![token_prompt(serving, field, &items)?])
         }
         Some(Value::Array(items)) if items.is_empty() => {
-            Err(ApiError::missing("prompt", "'prompt' is empty"))
+            Err(ApiError::missing(field, format!("'{field}' is empty")))
         }
-        Some(Value::Array(items)) if items.len() > MAX_PROMPTS => Err(ApiError::invalid(
-            "prompt",
-            format!("'prompt' may hold at most {MAX_PROMPTS} prompts, not {}", items.len()),
-        )),
-        Some(Value::Array(items)) => items.into_iter().map(|item| prompt(serving, item, add)).collect(),
-        Some(single) => Ok(vec![prompt(serving, single, add)?]),
+        Some(Value::Array(items)) if items.len() > most => {
+            let message = format!("'{field}' may hold at most {most} prompts, not {}", items.len());
+            Err(ApiError::invalid(field, message))
+        }
+        Some(Value::Array(items)) => items.into_iter().map(prompt).collect(),
+        Some(single) => Ok(vec![prompt(single)?]),
     }
 }
 
-fn prompt(serving: &Serving, value: Value, add: AddSpecial) -> Result<Prompt, ApiError> {
+fn prompt(serving: &Serving, field: &'static str, value: Value, add: AddSpecial) -> Result<Prompt, ApiError> {
     match value {
         Value::String(text) => Ok(Prompt { tokens: serving.text.encode(&text, add)?, text: Some(text) }),
-        Value::Array(items) => token_prompt(serving, &items),
-        other => Err(wrong("prompt", "a string, token ids, or an array of either", &other)),
+        Value::Array(items) => token_prompt(serving, field, &items),
+        other => Err(wrong(field, "a string, token ids, or an array of either", &other)),
     }
 }
 
-fn token_prompt(serving: &Serving, items: &[Value]) -> Result<Prompt, ApiError> {
+fn token_prompt(serving: &Serving, field: &'static str, items: &[Value]) -> Result<Prompt, ApiError> {
     let limit = serving.context_tokens;
     if items.len() > limit {
-        return Err(ApiError::context_length(items.len(), 0, limit).of("prompt"));
+        return Err(ApiError::context_length(items.len(), 0, limit).of(field));
     }
     let vocab_size = serving.welcome.vocab_size;
-    let tokens = items.iter().map(|item| token_id("prompt", item, vocab_size)).collect::<Result<_, _>>()?;
+    let tokens = items.iter().map(|item| token_id(field, item, vocab_size)).collect::<Result<_, _>>()?;
     Ok(Prompt { tokens, text: None })
 }

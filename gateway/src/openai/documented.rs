@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use files::generation_defaults::GenerationDefaults;
 use serde_json::Value;
 
-use super::{chat, completions, fields::TAKEN, params::Limits, responses::request, tokens};
+use super::{chat, completions, embeddings, fields::TAKEN, params::Limits, responses::request, tokens};
 use crate::{errors::ApiError, pages::OPENAPI};
 
 /// Names that parsers take inside of a field, not at the top of a body.
@@ -54,6 +54,8 @@ fn every_field_that_is_documented_is_taken_and_the_other_way_round() {
     fields.retain(|name| !["id", "status"].contains(&name.as_str()));
     fields.insert("text".to_owned());
     assert_eq!(fields, documented("ResponseRequest"));
+    let text = serde_json::json!({ "model": "m", "input": "a" });
+    assert_eq!(taken(&text, |body| embeddings::Body::read(body).map(drop)), documented("EmbeddingRequest"));
     let read = |body: &[u8]| tokens::TokenizeBody::read(body).map(drop);
     assert_eq!(taken(&serde_json::json!({ "prompt": "a" }), read), documented("TokenizeRequest"));
     let read = |body: &[u8]| tokens::DetokenizeBody::read(body, 300).map(drop);

@@ -199,6 +199,12 @@ pub fn wrong(name: &str, expected: &str, found: &Value) -> ApiError {
     ApiError::invalid(name, format!("'{name}' must be {expected}, not {}", excerpt(found)))
 }
 
+/// A token id below `vocab_size`; `name` is the field it stands in.
+pub fn token_id(name: &str, value: &Value, vocab_size: u32) -> Result<u32, ApiError> {
+    let id = value.as_u64().and_then(|id| u32::try_from(id).ok()).filter(|id| *id < vocab_size);
+    id.ok_or_else(|| wrong(name, &format!("token ids from 0 to {}", vocab_size.saturating_sub(1)), value))
+}
+
 fn excerpt(value: &Value) -> String {
     match value {
         Value::Number(_) | Value::Bool(_) => value.to_string(),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ids::TenantId;
-use shmproto::message::Generate;
+use shmproto::message::{Generate, Pooling};
 
 use super::{
     params::{EndTokens, Params},
@@ -27,6 +27,14 @@ pub enum Kind {
     Text,
     /// A text, in tokens, as Tinker's samples: each is told with its log-probability, and those of a stop string too.
     Tokens,
+    /// A text, which is not continued: the answer is its embedding.
+    Embedding(Pooling),
+}
+
+impl Kind {
+    fn pooling(self) -> Option<Pooling> {
+        if let Self::Embedding(pooling) = self { Some(pooling) } else { None }
+    }
 }
 
 /// Whether the answer repeats the prompt.
@@ -169,12 +177,19 @@ impl Job {
             stop_tokens,
             sampling,
             logprobs: self.logprobs,
-            prompt_logprobs: self.logprobs.filter(|_| self.echo == Echo::Prompt),
+            prompt_logprobs: self.params.prompt_logprobs.max(self.echoed_logprobs()),
             deadline_ms: self.params.deadline_ms,
             provisional: self.params.delivery.provisional(),
             precision: self.params.precision,
             grammar: self.grammar.clone(),
+            pooling: self.kind.pooling(),
         }
+    }
+
+    /// Alternatives to report for each token of a prompt that is repeated.
+    #[must_use]
+    pub fn echoed_logprobs(&self) -> Option<u32> {
+        self.logprobs.filter(|_| self.echo == Echo::Prompt)
     }
 
     /// The tokenizer.

@@ -4,7 +4,7 @@ use shmproto::message::TokenOutput;
 
 use super::{
     choice::Scored,
-    types::{Alternative, ChatLogprobs, TextLogprobs, TokenLogprob, TopLogprobs},
+    types::{Alternative, ChatLogprobs, Likely, Ranked, TextLogprobs, TokenLogprob, TopLogprobs},
 };
 use crate::text::Text;
 
@@ -55,6 +55,21 @@ pub fn append_first(text: &dyn Text, names: TokenNames, token: u32, out: &mut Te
     out.tokens.push(names.of(text, token));
     out.token_logprobs.push(None);
     out.top_logprobs.push(None);
+}
+
+/// Token by token, how likely a prompt was; `scores` are those of its tokens from the second on.
+pub fn of_prompt(text: &dyn Text, scores: &[TokenOutput]) -> Vec<Option<Likely>> {
+    let ranked = |token: u32, logprob: f32, rank: Option<usize>| {
+        (token, Ranked { logprob: finite(logprob), rank, decoded_token: name(text.token_bytes(token)) })
+    };
+    let likely = |score: &TokenOutput| {
+        let rank = score.top.iter().position(|(id, _)| *id == score.token).map(|index| index + 1);
+        let own = ranked(score.token, score.logprob, rank);
+        let others = score.top.iter().zip(1..).filter(|((id, _), _)| *id != score.token);
+        let others = others.map(|((id, logprob), rank)| ranked(*id, *logprob, Some(rank)));
+        Some(Likely(std::iter::once(own).chain(others).collect()))
+    };
+    std::iter::once(None).chain(scores.iter().map(likely)).collect()
 }
 
 /// The most likely tokens and the chosen one. Two tokens of one text keep the likelier.

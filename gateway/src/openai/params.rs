@@ -9,6 +9,7 @@ use super::{
     delivery::{self, Delivery},
     fields::{Fields, wrong},
     logprobs::TokenNames,
+    stops::{stop_strings, stop_tokens},
     structured::{self, Structure},
 };
 use crate::{errors::ApiError, lifecycle::Serving};
@@ -17,14 +18,8 @@ use crate::{errors::ApiError, lifecycle::Serving};
 const MAX_CHOICES: u32 = 128;
 /// Most alternatives reported for a token.
 pub const MAX_LOGPROBS: u32 = 20;
-/// Most stop strings of a request.
-const MAX_STOPS: usize = 16;
-/// Longest stop string, in characters.
-const MAX_STOP_CHARS: usize = 256;
 /// Most tokens a request may bias.
 const MAX_BIASES: usize = 1024;
-/// Most stop tokens a request may name.
-const MAX_STOP_TOKENS: usize = 64;
 
 /// What of the model the options are checked against.
 #[derive(Debug, Clone, Copy)]
@@ -75,6 +70,44 @@ pub struct Params {
     pub precision: Precision,
     /// What the answer has to look like, if it has to.
     pub structure: Option<Structure>,
+    /// Whether token ids of prompt and answer are told (`return_token_ids`, as vLLM has it).
+    pub returns_token_ids: bool,
+    /// Alternatives to report for each token of the prompt; `None` is no log-probabilities of it.
+    pub prompt_logprobs: Option<u32>,
+}
+
+impl Params {
+    /// Those of one choice from the model's own distribution, as long as there is room, and of nothing else.
+    #[must_use]
+    pub fn plain(seed: u64) -> Self {
+        Self {
+            sampling: Sampling {
+                temperature: 1.0,
+                top_k: 0,
+                top_p: 1.0,
+                min_p: 0.0,
+                presence_penalty: 0.0,
+                frequency_penalty: 0.0,
+                repetition_penalty: 1.0,
+                logit_bias: Vec::new(),
+                seed,
+            },
+            max_tokens: None,
+            max_tokens_field: "max_tokens",
+            min_tokens: 0,
+            stop: None,
+            stop_tokens: Vec::new(),
+            end_tokens: EndTokens::Stop,
+            choices: 1,
+            delivery: Delivery::Whole,
+            deadline_ms: 0,
+            token_names: TokenNames::Text,
+            precision: Precision::Serving,
+            structure: None,
+            returns_token_ids: false,
+            prompt_logprobs: None,
+        }
+    }
 }
 
 /// What the model's end tokens do.
@@ -109,7 +142,18 @@ pub fn read(fields: &mut Fields, limits: &Limits<'_>) -> Result<Params, ApiError
     let choices = fields.count("n", 1..=MAX_CHOICES)?.unwrap_or(1);
     let names = fields.flag("return_tokens_as_token_ids", false)?;
     let token_names = if names { TokenNames::Ids } else { TokenNames::Text };
-    Ok(Params { choices, token_names, ..params })
+    let returns_token_ids = fields.flag("return_token_ids", false)?;
+    let prompt_logprobs = prompt_logprobs(fields, params.delivery)?;
+    Ok(Params { choices, token_names, returns_token_ids, prompt_logprobs, ..params })
+}
+
+fn prompt_logprobs(fields: &mut Fields, delivery: Delivery) -> Result<Option<u32>, ApiError> {
+    let asked = fields.count("prompt_logprobs", 0..=MAX_LOGPROBS)?;
+    if asked.is_some() && delivery != Delivery::Whole {
+        let message = "'prompt_logprobs' come with a whole answer; leave 'stream' or them out";
+        return Err(ApiError::invalid("prompt_logprobs", message));
+    }
+    Ok(asked)
 }
 
 /// Reads the options that all routes have under the same names, beside those that are `asked` under others.
@@ -127,14 +171,13 @@ pub fn read_beside(asked: Asked, fields: &mut Fields, limits: &Limits<'_>) -> Re
         max_tokens_field,
         min_tokens,
         stop: stop_strings(fields)?,
-        stop_tokens: stop_tokens(fields, limits)?,
+        stop_tokens: stop_tokens(fields, limits.vocab_size)?,
         end_tokens,
-        choices: 1,
         delivery,
         deadline_ms: fields.count("deadline_ms", 0..=u32::MAX)?.unwrap_or(0),
-        token_names: TokenNames::Text,
         precision: precision(fields)?,
         structure,
+        ..Params::plain(limits.default_seed)
     })
 }
 
@@ -244,48 +287,6 @@ fn bias_of(token: &str, bias: &Value, limits: &Limits<'_>) -> Result<(u32, f32),
         Some(number) if (-100.0..=100.0).contains(&number) => Ok((id, number as f32)),
         _ => Err(wrong("logit_bias", "a map from token id to a number from -100 to 100", bias)),
     }
-}
-
-fn stop_strings(fields: &mut Fields) -> Result<Option<StopStrings>, ApiError> {
-    let stops = match fields.take("stop") {
-        None => return Ok(None),
-        Some(stop @ Value::String(_)) => vec![stop_string(stop)?],
-        Some(Value::Array(items)) if items.is_empty() => return Ok(None),
-        Some(Value::Array(items)) if items.len() > MAX_STOPS => {
-            return Err(ApiError::invalid("stop", format!("'stop' may hold at most {MAX_STOPS} strings")));
-        }
-        Some(Value::Array(items)) => items.into_iter().map(stop_string).collect::<Result<_, _>>()?,
-        Some(other) => return Err(wrong("stop", "a string or an array of strings", &other)),
-    };
-    StopStrings::new(&stops).map(Some).map_err(|error| ApiError::invalid("stop", error.to_string()))
-}
-
-fn stop_string(value: Value) -> Result<String, ApiError> {
-    match value {
-        Value::String(text) if text.chars().count() > MAX_STOP_CHARS => {
-            let message = format!("a string of 'stop' may have at most {MAX_STOP_CHARS} characters");
-            Err(ApiError::invalid("stop", message))
-        }
-        Value::String(text) => Ok(text),
-        other => Err(wrong("stop", "a string or an array of strings", &other)),
-    }
-}
-
-fn stop_tokens(fields: &mut Fields, limits: &Limits<'_>) -> Result<Vec<u32>, ApiError> {
-    let Some(items) = fields.array("stop_token_ids")? else {
-        return Ok(Vec::new());
-    };
-    if items.len() > MAX_STOP_TOKENS {
-        let message = format!("'stop_token_ids' may hold at most {MAX_STOP_TOKENS} tokens");
-        return Err(ApiError::invalid("stop_token_ids", message));
-    }
-    items.iter().map(|item| token_id("stop_token_ids", item, limits.vocab_size)).collect()
-}
-
-/// A token id below `vocab_size`; `name` is the field it stands in.
-pub fn token_id(name: &str, value: &Value, vocab_size: u32) -> Result<u32, ApiError> {
-    let id = value.as_u64().and_then(|id| u32::try_from(id).ok()).filter(|id| *id < vocab_size);
-    id.ok_or_else(|| wrong(name, &format!("token ids from 0 to {}", vocab_size.saturating_sub(1)), value))
 }
 
 #[cfg(test)]

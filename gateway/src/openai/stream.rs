@@ -9,13 +9,17 @@ use serde::Serialize;
 
 use super::{
     answer::{Answer, Step},
-    choice::Piece,
+    choice::{Piece, Scored},
+    collect::{prompt_ids, token_ids},
     delivery::StreamUsage,
+    echo::Echoed,
     frames::{EVENT_STREAM, Shape},
     job::Kind,
     logprobs,
     tools::CallPart,
-    types::{Aside, Body, ChatDelta, Delta, Draft, Function, TextChoice, TextLogprobs, ToolCall},
+    types::{
+        Aside, Body, ChatDelta, Delta, Draft, Function, PromptReport, TextChoice, TextLogprobs, ToolCall,
+    },
 };
 use crate::{errors::ApiError, usage::Usage};
 
@@ -48,7 +52,7 @@ impl Shape for Chunks {
         }
         match answer.job.kind {
             Kind::Chat => writer.chat(&step),
-            Kind::Text | Kind::Tokens => writer.text(step),
+            Kind::Text | Kind::Tokens | Kind::Embedding(_) => writer.text(step),
         }
         if !provisional.is_empty() {
             writer.aside(index, Draft::Provisional { text: &provisional });
@@ -59,7 +63,8 @@ impl Shape for Chunks {
         if self.usage != StreamUsage::Never {
             let usage = Some(Some(answer.usage()));
             let none: [TextChoice<'_>; 0] = [];
-            write_event(out, &Body { envelope: answer.envelope(object(answer)), choices: &none, usage });
+            let (envelope, prompt) = (answer.envelope(object(answer)), PromptReport::default());
+            write_event(out, &Body { envelope, choices: &none, prompt, usage });
         }
         out.extend_from_slice(b"data: [DONE]\n\n");
     }
@@ -81,74 +86,83 @@ struct Writer<'a> {
     out: &'a mut Vec<u8>,
 }
 
-impl Writer<'_> {
+impl<'a> Writer<'a> {
     fn chat(&mut self, step: &Step) {
         let Step { index, piece, .. } = step;
         let index = *index;
         if self.chunks.opened[index].replace(0).is_none() {
             let delta = Delta { role: Some("assistant"), content: Some(""), ..Delta::default() };
-            self.event(ChatDelta { index, delta, logprobs: None, finish_reason: None });
+            let prompt = prompt_ids(self.answer, index);
+            self.write(delta_of(index, delta), prompt);
         }
         if has_content(piece) {
             let delta = Delta { content: Some(&piece.text), ..Delta::default() };
-            let wanted = self.answer.job.logprobs.is_some();
-            let logprobs = wanted.then(|| {
-                logprobs::chat(self.answer.job.text(), self.answer.job.params.token_names, &piece.scored)
-            });
-            self.event(ChatDelta { index, delta, logprobs, finish_reason: None });
+            let (job, wanted) = (&self.answer.job, self.answer.job.logprobs.is_some());
+            let logprobs = wanted.then(|| logprobs::chat(job.text(), job.params.token_names, &piece.scored));
+            let token_ids = token_ids(self.answer, &piece.scored);
+            self.event(ChatDelta { logprobs, token_ids, ..delta_of(index, delta) });
         }
         for part in &piece.calls {
             let delta = Delta { tool_calls: vec![part_of(part)], ..Delta::default() };
-            self.event(ChatDelta { index, delta, logprobs: None, finish_reason: None });
+            self.event(delta_of(index, delta));
         }
         if piece.finish.is_some() {
-            let delta = Delta::default();
-            self.event(ChatDelta { index, delta, logprobs: None, finish_reason: piece.finish });
+            self.event(ChatDelta { finish_reason: piece.finish, ..delta_of(index, Delta::default()) });
         }
     }
 
     fn text(&mut self, step: Step) {
         let Step { index, piece, echoed, .. } = step;
-        if let Some(echoed) = echoed {
-            self.chunks.opened[index] = Some(echoed.chars);
-            let choice =
-                TextChoice { index, text: &echoed.text, logprobs: echoed.logprobs, finish_reason: None };
-            self.event(choice);
+        if self.chunks.opened[index].is_none() {
+            self.open(index, echoed);
         }
-        let shift = self.chunks.opened[index].unwrap_or(0);
         if has_content(&piece) {
-            let logprobs = self.answer.job.logprobs.map(|_| {
-                let mut logprobs = TextLogprobs::default();
-                let names = self.answer.job.params.token_names;
-                logprobs::append(self.answer.job.text(), names, &piece.scored, shift, &mut logprobs);
-                logprobs
-            });
-            self.event(TextChoice { index, text: &piece.text, logprobs, finish_reason: None });
+            let logprobs = self.answer.job.logprobs.map(|_| self.text_logprobs(index, &piece.scored));
+            let token_ids = token_ids(self.answer, &piece.scored);
+            self.event(TextChoice { logprobs, token_ids, ..text_of(index, &piece.text) });
         }
         if piece.finish.is_some() {
-            self.event(TextChoice { index, text: "", logprobs: None, finish_reason: piece.finish });
+            self.event(TextChoice { finish_reason: piece.finish, ..text_of(index, "") });
         }
+    }
+
+    /// Tells the prompt of a choice, if that is wanted.
+    fn open(&mut self, index: usize, echoed: Option<Echoed>) {
+        let prompt = prompt_ids(self.answer, index);
+        self.chunks.opened[index] = Some(echoed.as_ref().map_or(0, |echoed| echoed.chars));
+        if let Some(Echoed { text, logprobs, .. }) = echoed {
+            self.event(TextChoice { logprobs, prompt, ..text_of(index, &text) });
+        } else if prompt.prompt_token_ids.is_some() {
+            self.event(TextChoice { prompt, ..text_of(index, "") });
+        }
+    }
+
+    fn text_logprobs(&self, index: usize, scored: &[Scored]) -> TextLogprobs {
+        let (job, shift) = (&self.answer.job, self.chunks.opened[index].unwrap_or(0));
+        let mut logprobs = TextLogprobs::default();
+        logprobs::append(job.text(), job.params.token_names, scored, shift, &mut logprobs);
+        logprobs
     }
 
     /// Tells something of drafts.
     fn aside(&mut self, index: usize, draft: Draft<'_>) {
-        let (logprobs, finish_reason) = (None, None);
         match self.answer.job.kind {
-            Kind::Chat => {
-                let choice = ChatDelta { index, delta: Delta::default(), logprobs, finish_reason };
-                self.event(Aside { choice, draft });
-            }
-            Kind::Text | Kind::Tokens => {
-                let choice = TextChoice { index, text: "", logprobs: None, finish_reason };
-                self.event(Aside { choice, draft });
+            Kind::Chat => self.event(Aside { choice: delta_of(index, Delta::default()), draft }),
+            Kind::Text | Kind::Tokens | Kind::Embedding(_) => {
+                self.event(Aside { choice: text_of(index, ""), draft });
             }
         }
     }
 
     fn event<C: Serialize>(&mut self, choice: C) {
+        self.write(choice, PromptReport::default());
+    }
+
+    fn write<C: Serialize>(&mut self, choice: C, prompt: PromptReport<'a>) {
         let body = Body {
             envelope: self.answer.envelope(object(self.answer)),
             choices: &[choice],
+            prompt,
             usage: self.running(),
         };
         write_event(self.out, &body);
@@ -167,8 +181,19 @@ impl Writer<'_> {
 fn object(answer: &Answer) -> &'static str {
     match answer.job.kind {
         Kind::Chat => "chat.completion.chunk",
-        Kind::Text | Kind::Tokens => "text_completion",
+        Kind::Text | Kind::Tokens | Kind::Embedding(_) => "text_completion",
     }
+}
+
+/// A piece of a chat with nothing but `delta` in it.
+fn delta_of(index: usize, delta: Delta<'_>) -> ChatDelta<'_> {
+    ChatDelta { index, delta, logprobs: None, finish_reason: None, token_ids: None }
+}
+
+/// A piece of a completion with nothing but `text` in it.
+fn text_of(index: usize, text: &str) -> TextChoice<'_> {
+    let prompt = PromptReport::default();
+    TextChoice { index, text, logprobs: None, finish_reason: None, token_ids: None, prompt }
 }
 
 /// A part of a call, as OpenAI tells it.

@@ -40,6 +40,14 @@ pub struct Target {
     pub lease: Option<Lease>,
 }
 
+impl Target {
+    /// The same once more, for as long as somebody else needs it.
+    #[must_use]
+    pub fn again(&self) -> Self {
+        Self { name: self.name.clone(), lease: self.lease.as_ref().map(Lease::again) }
+    }
+}
+
 impl Wanted {
     /// Takes both fields.
     pub fn read(fields: &mut Fields) -> Result<Self, ApiError> {

@@ -7,7 +7,10 @@ use serde_json::{Value, json};
 use text::tokenizer::AddSpecial;
 
 use super::{
-    completions::add_special, fields::Fields, logprobs::name, messages::messages, params::token_id,
+    completions::add_special,
+    fields::{Fields, token_id},
+    logprobs::name,
+    messages::messages,
     target::Wanted,
 };
 use crate::{

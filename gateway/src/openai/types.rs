@@ -27,9 +27,44 @@ pub struct Body<'a, C> {
     pub envelope: Envelope<'a>,
     /// The choices, in the order of their index.
     pub choices: &'a [C],
+    /// What is told of the prompt of a chat.
+    #[serde(flatten)]
+    pub prompt: PromptReport<'a>,
     /// `None` leaves the field out, `Some(None)` sends null.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<Option<Usage>>,
+}
+
+/// What is told of a prompt where that was asked for, as vLLM tells it.
+#[derive(Debug, Default, Serialize)]
+pub struct PromptReport<'a> {
+    /// Its tokens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_token_ids: Option<&'a [u32]>,
+    /// How likely each of them was: null for the first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_logprobs: Option<Vec<Option<Likely>>>,
+}
+
+/// A JSON object from token id to how likely that token was: the one that stands in the prompt first.
+#[derive(Debug, PartialEq)]
+pub struct Likely(pub Vec<(u32, Ranked)>);
+
+/// How likely a token was.
+#[derive(Debug, PartialEq, Serialize)]
+pub struct Ranked {
+    /// Natural logarithm of its probability.
+    pub logprob: f32,
+    /// Its place among all tokens, from 1; null where it is not among those that were asked for.
+    pub rank: Option<usize>,
+    /// The token as text; `bytes:\x..` where it is not whole characters.
+    pub decoded_token: String,
+}
+
+impl Serialize for Likely {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(token, ranked)| (token, ranked)))
+    }
 }
 
 /// A whole choice of a chat.
@@ -43,6 +78,9 @@ pub struct ChatChoice<'a> {
     pub logprobs: Option<ChatLogprobs<'a>>,
     /// Always set.
     pub finish_reason: FinishReason,
+    /// Its tokens, those of a stop string too; absent unless asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token_ids: Option<Vec<u32>>,
 }
 
 /// The assistant's message.
@@ -96,6 +134,9 @@ pub struct ChatDelta<'a> {
     pub logprobs: Option<ChatLogprobs<'a>>,
     /// Null until the last piece.
     pub finish_reason: Option<FinishReason>,
+    /// New tokens, those of a stop string too; absent unless asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token_ids: Option<Vec<u32>>,
 }
 
 /// New text of a message.
@@ -123,6 +164,12 @@ pub struct TextChoice<'a> {
     pub logprobs: Option<TextLogprobs>,
     /// Null until the last piece.
     pub finish_reason: Option<FinishReason>,
+    /// Tokens, or new tokens, those of a stop string too; absent unless asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token_ids: Option<Vec<u32>>,
+    /// What is told of the prompt.
+    #[serde(flatten)]
+    pub prompt: PromptReport<'a>,
 }
 
 /// A piece of a choice with nothing new in it, but with what is told of drafts: whoever does not know the field reads on.

@@ -77,7 +77,7 @@ pub fn failed(status: StatusCode, code: &'static str, message: &str) {
         if !facts.began && is_refusal(status) {
             request.sinks.metrics.refused(code);
         }
-        let message = status.is_server_error().then(|| message.to_owned());
+        let message = is_fault(status).then(|| message.to_owned());
         facts.failure = Some(Failure { code, message });
     });
 }
@@ -95,6 +95,11 @@ pub fn generated(generated: Generated) {
 fn with_current(note: impl FnOnce(&Request, &mut Facts)) {
     // An error means that nobody is being answered.
     let _ = CURRENT.try_with(|request| note(request, &mut request.facts()));
+}
+
+/// Whether the status says that something is wrong here, rather than that it is not had.
+pub fn is_fault(status: StatusCode) -> bool {
+    status.is_server_error() && status != StatusCode::NOT_IMPLEMENTED
 }
 
 /// Whether the status says that the request was turned away.

@@ -9,7 +9,7 @@ use axum::{
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
-use shmproto::message::{Precision, Sampling, TokenOutput};
+use shmproto::message::{Sampling, TokenOutput};
 use text::stop::StopStrings;
 use training_protocol::session::Refusal;
 
@@ -22,9 +22,7 @@ use crate::{
     lifecycle::Serving,
     openai::{
         answer::Answer,
-        delivery::Delivery,
         job::{Echo, Job, Kind, Prompt, namespace},
-        logprobs::TokenNames,
         params::{EndTokens, MAX_LOGPROBS, Params},
         target::Target,
     },
@@ -265,17 +263,18 @@ fn job(app: &App, caller: &Caller, sampler: &Sampler, request: &Sample) -> Resul
         topk_sample: request.topk_sample_logprobs,
     };
     let wants_prompt = wanted.prompt_logprobs || wanted.topk_prompt > 0;
+    let params = params(&request.sampling_params, request.num_samples, &serving)?;
     let job = Job {
         kind: Kind::Tokens,
         prompt_field: "prompt",
         tenant: Arc::clone(&caller.tenant),
         namespace: namespace(caller, &target, &serving),
-        params: params(&request.sampling_params, request.num_samples, &serving)?,
+        params: Params { prompt_logprobs: wants_prompt.then_some(wanted.topk_prompt), ..params },
         serving,
         target,
         prompts: vec![Prompt { tokens, text: None }],
-        logprobs: Some(wanted.topk_prompt.max(wanted.topk_sample)),
-        echo: if wants_prompt { Echo::Prompt } else { Echo::Nothing },
+        logprobs: Some(wanted.topk_sample),
+        echo: Echo::Nothing,
         grammar: None,
         answering: None,
     };
@@ -301,30 +300,20 @@ fn params(asked: &SamplingParams, choices: u32, serving: &Serving) -> Result<Par
     if stop_tokens.iter().any(|&token| token >= serving.welcome.vocab_size) {
         return Err(Refusal::user("'stop' has a token that the model does not know"));
     }
+    let plain = Params::plain(asked.seed.map_or_else(random_u64, i64::cast_unsigned));
     Ok(Params {
         sampling: Sampling {
             temperature: asked.temperature,
             top_k: u32::try_from(asked.top_k).unwrap_or(0),
             top_p: asked.top_p.max(f32::MIN_POSITIVE),
-            min_p: 0.0,
-            presence_penalty: 0.0,
-            frequency_penalty: 0.0,
-            repetition_penalty: 1.0,
-            logit_bias: Vec::new(),
-            seed: asked.seed.map_or_else(random_u64, i64::cast_unsigned),
+            ..plain.sampling
         },
         max_tokens: asked.max_tokens,
-        max_tokens_field: "max_tokens",
-        min_tokens: 0,
         stop,
         stop_tokens,
         end_tokens,
         choices,
-        delivery: Delivery::Whole,
-        deadline_ms: 0,
-        precision: Precision::Serving,
-        token_names: TokenNames::Text,
-        structure: None,
+        ..plain
     })
 }
 

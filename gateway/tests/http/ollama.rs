@@ -115,7 +115,7 @@ async fn calls_are_told_whole_with_values_for_arguments() {
     let prompt = harness.executor().generates()[0].prompt.clone();
     assert_eq!(prompt, tokens("user:hi;assistant:;weather();tool:rain=call00001/weather;assistant:"));
     let shown = harness.client.post("/api/show", &json!({ "model": "base" })).await.json();
-    assert_eq!(shown["capabilities"], json!(["completion", "tools"]));
+    assert_eq!(shown["capabilities"], json!(["completion", "embedding", "tools"]));
 }
 
 #[tokio::test]

@@ -167,6 +167,7 @@ impl Device for CudaDevice {
             gate_up: self.new_matrix(self.kind)?,
             gated: self.new_matrix(self.kind)?,
             batch: RowTable::new(&self.pool, self.layout)?,
+            states: Vec::new(),
         })
     }
 
@@ -251,6 +252,13 @@ impl Device for CudaDevice {
             gather(&self.stream, matrix, &self.kept, kept.len(), spare)?;
             mem::swap(matrix, spare);
         }
+        Ok(())
+    }
+
+    fn take_rows(&mut self, inputs: &mut Matrix, first: usize, out: &mut Vec<f32>) -> Result<(), CudaError> {
+        out.resize((inputs.rows() - first) * inputs.width(), 0.0);
+        inputs.download(&self.stream, first, out)?;
+        inputs.truncate(first);
         Ok(())
     }
 }

@@ -234,7 +234,7 @@ impl WantedRows {
         let mut draws = Vec::with_capacity(batch.len());
         for slice in batch {
             match slice.logits {
-                LogitRows::None => {}
+                LogitRows::None | LogitRows::States { .. } => {}
                 LogitRows::Last => draws.push(None),
                 LogitRows::All => draws.extend(slice.tokens.iter().map(|_| None)),
                 LogitRows::Draw(draw) => draws.push(Some(draw)),
@@ -289,7 +289,7 @@ fn drawn((chosen, draw): (Option<ChosenToken>, &Option<Draw>)) -> Option<Option<
 
 /// Whether every sequence goes on by one token.
 fn is_decode_step(batch: &[SequenceSlice<'_, PreparedAdapter>]) -> bool {
-    batch.iter().all(|slice| slice.tokens.len() == 1 && slice.logits != LogitRows::None)
+    batch.iter().all(|slice| slice.tokens.len() == 1 && slice.logit_rows() == 1)
 }
 
 impl ForwardPass for CudaModel {
@@ -298,6 +298,14 @@ impl ForwardPass for CudaModel {
 
     fn vocab_size(&self) -> usize {
         self.frame.config.vocab_size
+    }
+
+    fn hidden_size(&self) -> usize {
+        self.frame.config.hidden_size
+    }
+
+    fn states(&self) -> &[f32] {
+        &self.scratch.states
     }
 
     fn draws(&self) -> bool {

@@ -6,7 +6,7 @@ use kernels::lora::LoraMatrix;
 
 use crate::{
     deltas::{assist::Ask, device_copy::DeviceCopy, prepared::PreparedAdapter},
-    forward::{LogitRows, SequenceSlice},
+    forward::SequenceSlice,
     shape::{layout::LinearGroup, source::Target},
 };
 
@@ -60,14 +60,9 @@ impl AdapterRows {
     /// Finds the runs of `batch`.
     #[must_use]
     pub fn of(batch: &[SequenceSlice<'_, PreparedAdapter>]) -> Self {
-        let wanted = |slice: &SequenceSlice<'_, PreparedAdapter>| match slice.logits {
-            LogitRows::None => 0,
-            LogitRows::Last | LogitRows::Draw(_) => 1,
-            LogitRows::All => slice.tokens.len(),
-        };
         Self {
             rows: runs(batch, |slice| slice.tokens.len()),
-            head_rows: runs(batch, wanted),
+            head_rows: runs(batch, |slice| slice.logit_rows()),
             virtual_rows: virtual_rows(batch),
         }
     }

@@ -10,7 +10,7 @@ use crate::sampling::Draw;
 /// Tokens a KV block holds.
 pub const BLOCK_TOKENS: usize = kernels::attention::BLOCK_TOKENS;
 
-/// For which of a slice's tokens logits are wanted.
+/// For which of a slice's tokens logits are wanted, or what they are computed from.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum LogitRows {
     /// None: a prompt chunk that is not the last.
@@ -22,6 +22,12 @@ pub enum LogitRows {
     /// The last token's, but only to draw the next token from them: where the pass [draws](ForwardPass::draws), they do
     /// not leave the device, and are not among the logits.
     Draw(Draw),
+    /// None, but the hidden states, as the final norm gives them, of the token `from` and all behind it (embeddings). Slices
+    /// that want states are the last of their batch.
+    States {
+        /// Index in the slice.
+        from: usize,
+    },
 }
 
 /// Consecutive tokens of one sequence that go through the model in one pass.
@@ -42,14 +48,24 @@ pub struct SequenceSlice<'a, A> {
 }
 
 impl<A> SequenceSlice<'_, A> {
-    /// Indices, within the slice, of the rows whose logits are wanted.
+    /// Indices, within the slice, of the rows whose logits or states are wanted.
     fn wanted(&self) -> Range<usize> {
         let rows = self.tokens.len();
         match self.logits {
             LogitRows::None => rows..rows,
             LogitRows::Last | LogitRows::Draw(_) => rows - 1..rows,
             LogitRows::All => 0..rows,
+            LogitRows::States { from } => from..rows,
         }
+    }
+
+    /// How many rows of logits are wanted.
+    pub(crate) fn logit_rows(&self) -> usize {
+        if self.wants_states() { 0 } else { self.wanted().len() }
+    }
+
+    fn wants_states(&self) -> bool {
+        matches!(self.logits, LogitRows::States { .. })
     }
 }
 
@@ -123,8 +139,9 @@ impl BatchRows {
     }
 }
 
-/// The batch's rows whose logits are wanted, ascending.
-pub(super) fn wanted_rows<A>(batch: &[SequenceSlice<'_, A>]) -> Vec<u32> {
+/// The batch's rows whose logits or states are wanted, ascending, and for how many of them, the first, it is logits.
+pub(super) fn wanted_rows<A>(batch: &[SequenceSlice<'_, A>]) -> (Vec<u32>, usize) {
+    assert!(batch.is_sorted_by_key(SequenceSlice::wants_states), "who wants states comes last in a batch");
     let mut first = 0;
     let mut kept = Vec::new();
     for slice in batch {
@@ -132,5 +149,5 @@ pub(super) fn wanted_rows<A>(batch: &[SequenceSlice<'_, A>]) -> Vec<u32> {
         kept.extend(rows.map(|row| u32::try_from(first + row).expect("a batch has far fewer rows")));
         first += slice.tokens.len();
     }
-    kept
+    (kept, batch.iter().map(SequenceSlice::logit_rows).sum())
 }

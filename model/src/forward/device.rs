@@ -112,6 +112,17 @@ pub trait Device {
         width: usize,
         kept: &[u32],
     ) -> Result<(), Self::Error>;
+
+    /// Takes the rows from `first` on away, and writes them to `out`, which was empty.
+    ///
+    /// # Errors
+    /// The device fails.
+    fn take_rows(
+        &mut self,
+        inputs: &mut Self::Inputs,
+        first: usize,
+        out: &mut Vec<f32>,
+    ) -> Result<(), Self::Error>;
 }
 
 /// What there is to be room for.
@@ -144,6 +155,8 @@ pub struct Scratch<D: Device + ?Sized> {
     pub gated: D::Inputs,
     /// Where the rows stand.
     pub batch: D::Batch,
+    /// Hidden states that the last pass was asked for, `[rows, hidden]`; the caller's memory on every device.
+    pub states: Vec<f32>,
 }
 
 /// Makes room for `rows` rows in all that a pass keeps.

@@ -58,6 +58,8 @@ pub enum LayoutError {
     Missing { tensor: String },
     #[error("tensor `{tensor}` has the shape {found:?} where the configuration calls for {expected:?}")]
     Shape { tensor: String, expected: [usize; 2], found: [usize; 2] },
+    #[error("tensor `{tensor}` names the group {group}, and there are {groups}")]
+    Group { tensor: String, group: usize, groups: usize },
 }
 
 /// Checks a declared shape: all of it is in range and fits together.

@@ -151,7 +151,7 @@ impl LinearFiles {
 
     fn refuse_other_types(&self, directory: &Path) -> Result<(), SiteModelError> {
         let is_linear = |name: &str| linear_name(name).is_some();
-        match self.shards.others().iter().find(|other| other.shape.len() == 2 && is_linear(&other.name)) {
+        match self.shards.others().find(|other| other.shape.len() == 2 && is_linear(&other.name)) {
             None => Ok(()),
             Some(other) => {
                 let reason = format!("is of type {:?}; F32, F16 and BF16 are read", other.kind);

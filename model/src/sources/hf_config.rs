@@ -10,7 +10,10 @@ use crate::shape::{
     layout::{self, ConfigError},
     source::Target,
 };
-use crate::sources::gemma;
+use crate::sources::{
+    gemma,
+    quantization::{Quantization, Unsupported},
+};
 
 /// Why a `config.json` is refused.
 #[derive(Debug, thiserror::Error)]
@@ -35,6 +38,8 @@ pub(crate) struct HfConfig {
     pub(crate) biased: Vec<Target>,
     /// How the weights of norms are stored.
     pub(crate) norms: StoredNorms,
+    /// How linear layers were quantized, if they were.
+    pub(crate) quantization: Option<Quantization>,
 }
 
 /// How the weights of norms are stored.
@@ -148,7 +153,10 @@ impl HfConfig {
         layout::check_config(&model)?;
         let norms =
             if architecture == Architecture::Gemma3 { StoredNorms::LessOne } else { StoredNorms::Whole };
-        Ok(Self { model, biased: raw.biased(architecture), norms })
+        let quantization = raw.quantization_config.as_ref().map(Quantization::parse).transpose();
+        let quantization = quantization
+            .map_err(|Unsupported { option, value }| HfConfigError::Unsupported { option, value })?;
+        Ok(Self { model, biased: raw.biased(architecture), norms, quantization })
     }
 }
 
@@ -173,10 +181,6 @@ fn refuse_unsupported(raw: &Raw, architecture: Architecture) -> Result<(), HfCon
     }
     if raw.use_bidirectional_attention == Some(true) {
         return Err(unsupported("use_bidirectional_attention", true));
-    }
-    if let Some(quantization) = &raw.quantization_config {
-        let method = quantization.get("quant_method").unwrap_or(quantization);
-        return Err(unsupported("quantization_config", method.to_string()));
     }
     let ropes = [&raw.rope_scaling, &raw.rope_parameters].into_iter().flatten();
     let ropes: Vec<&RawRope> = ropes.flat_map(RawRope::all).collect();

@@ -2,11 +2,12 @@
 //!
 //! # Layout
 //!
-//! - this file: the model. `shards`: its weight files. [`file`](mod@file): the table of contents of one. `error`: why they
-//!   are refused.
+//! - this file: the model. `shards`: its weight files. [`file`](mod@file): the table of contents of one. `quantized`: linear layers of
+//!   GPTQ and AWQ. `error`: why they are refused.
 
 mod error;
 pub mod file;
+pub(crate) mod quantized;
 pub(crate) mod shards;
 
 use std::{
@@ -20,13 +21,17 @@ use kernels::{TensorType, quant::dequantize_row};
 use crate::{
     shape::{
         config::ModelConfig,
-        layout,
+        layout::{self, BLOCK_TARGETS, LayoutError},
         source::{Target, Tensor, TensorId, WeightSource},
     },
     sources::{
         hf_config::{HfConfig, StoredNorms},
-        hf_names::tensor_name,
-        safetensors::shards::{OtherTypes, Shards},
+        hf_names::{module_name, tensor_name},
+        quantization::Quantization,
+        safetensors::{
+            quantized::{PARTS, Parts},
+            shards::{OtherTypes, Shards},
+        },
     },
 };
 
@@ -41,6 +46,7 @@ pub struct SafetensorsSource {
     directory: PathBuf,
     config: ModelConfig,
     norms: StoredNorms,
+    quantization: Option<Quantization>,
     shards: Shards,
 }
 
@@ -51,12 +57,22 @@ impl SafetensorsSource {
     /// If a file is missing or broken, the architecture is another one, or a tensor is missing or too many.
     pub fn open(directory: &Path) -> Result<Self, SafetensorsSourceError> {
         let (path, json) = read_config(directory)?;
-        let HfConfig { model: config, biased, norms } =
+        let HfConfig { model: config, biased, norms, quantization } =
             HfConfig::parse(&json).map_err(|source| SafetensorsSourceError::Config { path, source })?;
-        let shards = Shards::open(directory, OtherTypes::Refused)?;
-        let source = Self { directory: directory.to_path_buf(), config, norms, shards };
+        let others = if quantization.is_some() { OtherTypes::Listed } else { OtherTypes::Refused };
+        let shards = Shards::open(directory, others)?;
+        let source = Self { directory: directory.to_path_buf(), config, norms, quantization, shards };
         source.check_tensors(&biased)?;
         Ok(source)
+    }
+
+    /// The parts of a linear layer that is quantized; `None` if it is not.
+    fn parts(&self, id: TensorId) -> Result<Option<Parts<'_>>, LayoutError> {
+        let (Some(quantization), TensorId::Weight(layer, target)) = (self.quantization, id) else {
+            return Ok(None);
+        };
+        let shape = layout::tensor_shape(&self.config, id);
+        Parts::of(&self.shards, quantization, &module_name(layer, target), shape)
     }
 
     /// The weight files.
@@ -65,23 +81,49 @@ impl SafetensorsSource {
     }
 
     fn check_tensors(&self, biased: &[Target]) -> Result<(), SafetensorsSourceError> {
-        let shape = |name: &str| self.shards.tensor(name)?.matrix_shape();
+        let refuse = |source| SafetensorsSourceError::Layout { path: self.directory.clone(), source };
         let name_of = |id| tensor_name(&self.config, id);
-        layout::check_tensors(&self.config, layout::required_tensors(&self.config, biased), name_of, shape)
-            .map_err(|source| SafetensorsSourceError::Layout { path: self.directory.clone(), source })?;
-        let mut known: HashSet<String> =
-            layout::required_tensors(&self.config, biased).map(name_of).collect();
+        let (mut matrices, mut known) = (Vec::new(), HashSet::new());
+        for id in self.expected(biased) {
+            match self.parts(id).map_err(refuse)? {
+                Some(_) => known.extend(self.part_names(id)),
+                None => matrices.push(id),
+            }
+        }
+        let shape = |name: &str| self.shards.tensor(name)?.matrix_shape();
+        layout::check_tensors(&self.config, matrices.iter().copied(), name_of, shape).map_err(refuse)?;
+        known.extend(matrices.into_iter().map(name_of));
         // Some models store a tied head once more; transformers ignores it too.
         known.insert(name_of(TensorId::Weight(0, Target::LmHead)));
         // Old files keep the rotary frequencies, which the configuration gives as well.
         let unknown = |name: &&str| !known.contains(*name) && !name.ends_with(".rotary_emb.inv_freq");
-        match self.shards.names().find(unknown) {
+        let others = self.shards.others().map(|other| other.name.as_str());
+        match self.shards.names().chain(others).find(unknown) {
             None => Ok(()),
             Some(tensor) => Err(SafetensorsSourceError::UnknownTensor {
                 path: self.directory.clone(),
                 tensor: tensor.escape_debug().to_string(),
             }),
         }
+    }
+
+    /// The tensors that there are to be. Quantized layers have a bias wherever their files have one.
+    fn expected(&self, biased: &[Target]) -> Vec<TensorId> {
+        let required: Vec<TensorId> = layout::required_tensors(&self.config, biased).collect();
+        let is_stored = |id: &TensorId| {
+            self.quantization.is_some() && self.shards.tensor(&tensor_name(&self.config, *id)).is_some()
+        };
+        let biases = (0..self.config.layers)
+            .flat_map(|layer| BLOCK_TARGETS.map(|target| TensorId::Bias(layer, target)))
+            .filter(|id| is_stored(id) && !required.contains(id));
+        required.iter().copied().chain(biases).collect()
+    }
+
+    /// What the parts of a quantized layer are called.
+    fn part_names(&self, id: TensorId) -> Vec<String> {
+        let TensorId::Weight(layer, target) = id else { return Vec::new() };
+        let module = module_name(layer, target);
+        PARTS.iter().map(|part| format!("{module}.{part}")).collect()
     }
 }
 
@@ -93,6 +135,10 @@ impl WeightSource for SafetensorsSource {
     fn tensor(&self, id: TensorId) -> Option<Tensor<'_>> {
         if self.config.tied_head && id == TensorId::Weight(0, Target::LmHead) {
             return None;
+        }
+        // They were checked when the files were opened.
+        if let Some(parts) = self.parts(id).ok().flatten() {
+            return Some(parts.tensor());
         }
         let name = tensor_name(&self.config, id);
         let stored = self.shards.tensor(&name)?;
@@ -110,11 +156,15 @@ impl WeightSource for SafetensorsSource {
     }
 
     fn kind(&self, id: TensorId) -> Option<TensorType> {
-        self.tensor(id).map(|tensor| tensor.kind)
+        match self.parts(id).ok().flatten() {
+            Some(parts) => Some(parts.kind()),
+            None => self.tensor(id).map(|tensor| tensor.kind),
+        }
     }
 
     fn release(&self, id: TensorId) {
         self.shards.release(&tensor_name(&self.config, id));
+        self.part_names(id).iter().for_each(|part| self.shards.release(part));
     }
 
     fn unchanged(&self) -> bool {

@@ -3,7 +3,7 @@
 use model::{cuda::Graphs, resident::KvDtype};
 
 use crate::{
-    golden_support::{RealGolden, check_all, generate, read},
+    golden_support::{RealGolden, check_all, check_embeddings, generate, read},
     support::{adapter, at, device, golden, root},
 };
 
@@ -12,12 +12,19 @@ fn the_device_gives_the_logits_and_tokens_of_transformers() {
     let Some(cuda) = device() else { return };
     // Weights of 16 bits meet activations of 16 bits; all others must agree to 1e-3.
     let tolerance = |name: &str| match name {
-        _ if name.contains("bf16") => 0.3,
+        _ if ["bf16", "gptq", "awq"].iter().any(|part| name.contains(part)) => 0.3,
         _ if name.contains("f16") => 0.03,
         _ => 1e-3,
     };
     let load = |path: &_| at(&cuda, path, KvDtype::Auto, Graphs::Use);
     check_all(&golden(""), tolerance, load, |pass, _, path| adapter(pass, path));
+}
+
+#[test]
+fn hidden_states_are_those_of_transformers_on_the_device() {
+    let Some(cuda) = device() else { return };
+    let load = |path: &_| at(&cuda, path, KvDtype::Auto, Graphs::Use);
+    check_embeddings(&golden(""), 1e-3, load, |pass, _, path| adapter(pass, path));
 }
 
 /// Activations of 16 bits meet weights that are dequantized exactly; logits span about 40.

@@ -5,7 +5,7 @@ use std::{path::Path, sync::Arc};
 use ids::BlockId;
 use model::{
     deltas::prepared::PreparedAdapter,
-    forward::{ForwardPass, LogitRows, SequenceSlice},
+    forward::{BLOCK_TOKENS, ForwardPass, LogitRows, SequenceSlice},
 };
 use serde::{Deserialize, de::DeserializeOwned};
 
@@ -163,4 +163,84 @@ pub(crate) fn error(a: &[f32], b: &[f32]) -> f32 {
         .zip(b)
         .map(|(a, b)| (a - b).abs())
         .fold(0.0, |worst, error| if error <= worst { worst } else { error })
+}
+
+#[derive(Deserialize)]
+struct Embeddings {
+    cases: Vec<Embedding>,
+}
+
+#[derive(Deserialize)]
+struct Embedding {
+    model: String,
+    adapter: Option<String>,
+    prompt: Vec<u32>,
+    last: Vec<f32>,
+    mean: Vec<f32>,
+}
+
+/// Checks the hidden states of prompts, computed in pieces beside a sequence that decodes. `load` and `prepare` as for
+/// [`check_all`].
+pub(crate) fn check_embeddings<P: ForwardPass<Adapter = PreparedAdapter>>(
+    golden: &Path,
+    tolerance: f32,
+    load: impl Fn(&Path) -> P,
+    prepare: impl Fn(&P, &Path, &Path) -> Arc<PreparedAdapter>,
+) {
+    let all: Embeddings = read(&golden.join("expected/embeddings.json"));
+    assert!(!all.cases.is_empty());
+    for Embedding { model, adapter, prompt, last, mean } in &all.cases {
+        let path = golden.join("models").join(model);
+        let mut pass = load(&path);
+        let prepared = adapter.as_ref().map(|name| {
+            let files = golden.join("adapters").join(model).join(name);
+            prepare(&pass, &path, &files)
+        });
+        let states = states(&mut pass, prepared.as_ref(), prompt);
+        let rows: Vec<&[f32]> = states.chunks_exact(pass.hidden_size()).collect();
+        assert_eq!(rows.len(), prompt.len());
+        let column = |column: usize| rows.iter().map(|row| f64::from(row[column])).sum::<f64>();
+        let found = (0..last.len()).map(|at| (column(at) / rows.len() as f64) as f32).collect::<Vec<_>>();
+        let errors = [error(rows[rows.len() - 1], last), error(&found, mean)];
+        println!("{model} {adapter:?}: state error {errors:.2?}");
+        assert!(errors.iter().all(|error| *error <= tolerance), "{model} {adapter:?}: {errors:?}");
+    }
+}
+
+/// The hidden states of `prompt`, without virtual tokens.
+fn states<P: ForwardPass<Adapter = PreparedAdapter>>(
+    pass: &mut P,
+    adapter: Option<&Arc<PreparedAdapter>>,
+    prompt: &[u32],
+) -> Vec<f32> {
+    let skipped = adapter.map_or(0, |adapter| adapter.virtual_tokens());
+    let mut input = vec![0; skipped];
+    input.extend(prompt);
+    let blocks: Vec<BlockId> = (1..=input.len().div_ceil(BLOCK_TOKENS) as u32).map(BlockId).collect();
+    let (mut states, mut logits, mut start) = (Vec::new(), Vec::new(), 0);
+    for tokens in input.chunks(skipped + 17) {
+        let other = SequenceSlice {
+            trunk: &[],
+            tokens: &prompt[..1],
+            start: 0,
+            blocks: &[BlockId(0)],
+            adapter: None,
+            logits: LogitRows::Last,
+        };
+        let from = if start == 0 { skipped } else { 0 };
+        let slice = SequenceSlice {
+            trunk: &[],
+            tokens,
+            start,
+            blocks: &blocks,
+            adapter,
+            logits: LogitRows::States { from },
+        };
+        let batch = if start == 0 { vec![other, slice] } else { vec![slice] };
+        pass.forward(&batch, &mut logits).unwrap();
+        assert_eq!(logits.len() / pass.vocab_size(), batch.len() - 1);
+        states.extend_from_slice(pass.states());
+        start += tokens.len();
+    }
+    states
 }

@@ -66,6 +66,21 @@ wire_struct! {
         /// What the completion has to look like, as `text::grammar` writes it; `None` lets every token come. Tokens that were generated
         /// before are part of the completion.
         pub grammar: Option<String>,
+        /// If set, the answer is an embedding of the prompt, and nothing is generated: `max_tokens` is 0 then, and
+        /// `prompt_logprobs` and `grammar` are not set.
+        pub pooling: Option<Pooling>,
+    }
+}
+
+wire_enum! {
+    /// How the hidden states of a prompt, as the final norm gives them, become one vector.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+    pub enum Pooling {
+        /// The last token's.
+        #[default]
+        Last = 0,
+        /// Their mean.
+        Mean = 1,
     }
 }
 
@@ -130,6 +145,8 @@ wire_struct! {
         pub provisional: Vec<u32>,
         /// Log-probabilities of the prompt from its second token on; sent once, with the first output.
         pub prompt: Vec<TokenOutput>,
+        /// The prompt's embedding, if one was asked for, with the last output; as long as a hidden state.
+        pub embedding: Vec<f32>,
         /// Prompt tokens served from the prefix cache; sent with the first output.
         pub cached_tokens: u32,
         /// Microseconds from receipt to admission; sent with the first output.

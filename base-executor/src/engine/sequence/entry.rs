@@ -6,7 +6,7 @@ use cache::{Cache, NodeId};
 use model::forward::BLOCK_TOKENS;
 use policy::batch::{BatchLimits, may_enter};
 
-use super::{Opening, Sequence, microseconds};
+use super::{Opening, Pool, Sequence, microseconds};
 
 /// Blocks that come back from a lower tier.
 #[derive(Debug)]
@@ -46,7 +46,7 @@ impl<A> Sequence<A> {
             Fetched::Nothing => {}
         }
         // The last token is computed in any case: its logits are needed.
-        let reusable = if self.scores_prompt() { 0 } else { self.tokens.len() - 1 };
+        let reusable = if self.computes_all() { 0 } else { self.tokens.len() - 1 };
         let reusable = &self.tokens[..reusable];
         let mut found = kv.lookup(self.namespace, reusable);
         let missing = kv.blocks_for(self.tokens.len()) - found.blocks.len();
@@ -103,5 +103,6 @@ impl<A> Sequence<A> {
         if let Opening::Due { prompt, .. } = &mut self.opening {
             prompt.clear();
         }
+        self.pool.iter_mut().for_each(Pool::clear);
     }
 }

@@ -9,6 +9,7 @@ use files::{
     model_files::{INDEX_FILE, SINGLE_FILE},
     small_json, whole_file,
 };
+use safetensors::Dtype;
 use serde::Deserialize;
 use shmproto::file::MappedFile;
 
@@ -29,7 +30,7 @@ const MAX_SHARDS: usize = 1 << 10;
 pub(crate) enum OtherTypes {
     /// They make the directory unusable.
     Refused,
-    /// They are listed, for those who do not need them: masks and position numbers.
+    /// They are listed: masks and position numbers, which nobody needs, and the words of quantized layers.
     Listed,
 }
 
@@ -48,7 +49,7 @@ pub(crate) struct Shards {
     files: Vec<Shard>,
     /// Which shard a tensor is in, and where.
     tensors: BTreeMap<String, (usize, StoredTensor)>,
-    others: Vec<OtherTensor>,
+    others: BTreeMap<String, (usize, OtherTensor)>,
 }
 
 impl Shards {
@@ -61,7 +62,7 @@ impl Shards {
             directory: directory.to_path_buf(),
             files: Vec::new(),
             tensors: BTreeMap::new(),
-            others: Vec::new(),
+            others: BTreeMap::new(),
         };
         for file in weight_files(directory)? {
             shards.add(&directory.join(file), types)?;
@@ -80,10 +81,15 @@ impl Shards {
         }
         let shard = self.files.len();
         self.files.push(Shard { map, header_bytes });
-        self.others.extend(others);
+        let twice = |tensor| SafetensorsSourceError::Duplicate { path: self.directory.clone(), tensor };
         for (name, stored) in tensors {
             if self.tensors.insert(name.clone(), (shard, stored)).is_some() {
-                return Err(SafetensorsSourceError::Duplicate { path: self.directory.clone(), tensor: name });
+                return Err(twice(name));
+            }
+        }
+        for other in others {
+            if let Some((_, other)) = self.others.insert(other.name.clone(), (shard, other)) {
+                return Err(twice(other.name));
             }
         }
         Ok(())
@@ -100,8 +106,15 @@ impl Shards {
     }
 
     /// The tensors of other types, if they were not refused.
-    pub(crate) fn others(&self) -> &[OtherTensor] {
-        &self.others
+    pub(crate) fn others(&self) -> impl Iterator<Item = &OtherTensor> {
+        self.others.values().map(|(_, other)| other)
+    }
+
+    /// Shape and data of a tensor of 32-bit integers, if they were not refused.
+    pub(crate) fn integers(&self, name: &str) -> Option<(&[usize], &[u8])> {
+        let (shard, other) = self.others.get(name)?;
+        let bytes = self.files.get(*shard)?.map.get(other.range.clone())?;
+        (other.kind == Dtype::I32).then_some((&other.shape, bytes))
     }
 
     /// What is known of a tensor without reading it.
@@ -122,8 +135,10 @@ impl Shards {
 
     /// Gives back the memory that caches a tensor; see [`MappedFile::release`].
     pub(crate) fn release(&self, name: &str) {
-        if let Some((shard, stored)) = self.tensors.get(name) {
-            self.files[*shard].map.release(stored.range.clone());
+        let number = self.tensors.get(name).map(|(shard, stored)| (shard, &stored.range));
+        let other = self.others.get(name).map(|(shard, other)| (shard, &other.range));
+        if let Some((shard, range)) = number.or(other) {
+            self.files[*shard].map.release(range.clone());
         }
     }
 

@@ -1,0 +1,102 @@
+//! What a model's files call it: for who lists models, and for nothing else. What they do not say is empty.
+
+use std::path::Path;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::{gguf::GgufFile, model_files::CONFIG_FILE, small_json, whole_file};
+
+/// Bytes of `config.json`.
+const MAX_BYTES: u64 = 1 << 20;
+
+/// See the module.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Description {
+    /// The architecture, such as `llama` or `qwen2`.
+    pub architecture: String,
+    /// How weights are stored, such as `Q4_K_M`, `GPTQ` or `BF16`.
+    pub weights: String,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Raw {
+    model_type: Value,
+    torch_dtype: Value,
+    dtype: Value,
+    quantization_config: Value,
+}
+
+impl Description {
+    /// As the metadata of a GGUF file say it.
+    #[must_use]
+    pub fn from_gguf(file: &GgufFile) -> Self {
+        let architecture = file.str("general.architecture").ok().flatten().unwrap_or_default();
+        let kind = file.u32("general.file_type").ok().flatten();
+        Self { architecture: architecture.to_owned(), weights: kind.map_or("", file_type).to_owned() }
+    }
+
+    /// As `config.json` in a folder says it.
+    #[must_use]
+    pub fn from_directory(directory: &Path) -> Self {
+        let json = whole_file::read_if_there(&directory.join(CONFIG_FILE), MAX_BYTES).ok().flatten();
+        let raw: Raw = json.and_then(|json| small_json::parse(&json).ok()).unwrap_or_default();
+        let kinds = [&raw.quantization_config["quant_method"], &raw.torch_dtype, &raw.dtype];
+        let weights = kinds.into_iter().find_map(Value::as_str).unwrap_or_default();
+        let short = weights.replace("bfloat", "bf").replace("float", "f");
+        Self {
+            architecture: raw.model_type.as_str().unwrap_or_default().to_owned(),
+            weights: short.to_uppercase(),
+        }
+    }
+}
+
+/// What llama.cpp calls the mixtures that it makes.
+fn file_type(number: u32) -> &'static str {
+    match number {
+        0 => "F32",
+        1 => "F16",
+        2 => "Q4_0",
+        3 => "Q4_1",
+        7 => "Q8_0",
+        8 => "Q5_0",
+        9 => "Q5_1",
+        10 => "Q2_K",
+        11 => "Q3_K_S",
+        12 => "Q3_K_M",
+        13 => "Q3_K_L",
+        14 => "Q4_K_S",
+        15 => "Q4_K_M",
+        16 => "Q5_K_S",
+        17 => "Q5_K_M",
+        18 => "Q6_K",
+        32 => "BF16",
+        _ => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn described(config: &str) -> (String, String) {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join(CONFIG_FILE), config).unwrap();
+        let Description { architecture, weights } = Description::from_directory(directory.path());
+        (architecture, weights)
+    }
+
+    #[test]
+    fn a_configuration_says_architecture_and_weights() {
+        let own = |a: &str, b: &str| (a.to_owned(), b.to_owned());
+        assert_eq!(described(r#"{"model_type":"qwen2","torch_dtype":"bfloat16"}"#), own("qwen2", "BF16"));
+        assert_eq!(described(r#"{"model_type":"llama","dtype":"float16"}"#), own("llama", "F16"));
+        let gptq =
+            r#"{"model_type":"llama","torch_dtype":"float16","quantization_config":{"quant_method":"gptq"}}"#;
+        assert_eq!(described(gptq), own("llama", "GPTQ"));
+        for nothing in ["{}", "[", r#"{"model_type":7}"#] {
+            assert_eq!(described(nothing), own("", ""));
+        }
+    }
+}

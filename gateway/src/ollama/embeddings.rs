@@ -1,0 +1,75 @@
+//! `/api/embed` and, as older clients ask, `/api/embeddings`.
+
+use std::{sync::Arc, time::Instant};
+
+use axum::{Json, extract::State};
+use serde_json::{Value, json};
+use shmproto::message::Pooling;
+use text::tokenizer::AddSpecial;
+
+use super::request;
+use crate::{
+    app::App,
+    errors::ApiError,
+    openai::{
+        ask::Ask,
+        completions::Place,
+        embeddings::{Embedded, Length, MAX_INPUTS, Overlong, Texts, embed},
+        fields::{Fields, wrong},
+    },
+};
+
+/// `POST /api/embed`.
+pub async fn many(State(app): State<Arc<App>>, ask: Ask) -> Result<Json<Value>, ApiError> {
+    let begun = Instant::now();
+    let read = |body: &[u8]| texts(body, Place { field: "input", most: MAX_INPUTS }).map(|texts| (texts, ()));
+    let (Embedded { model, vectors, tokens, .. }, ()) = embed(&app, ask, read).await?;
+    let total = u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    Ok(Json(json!({
+        "model": model,
+        "embeddings": vectors,
+        "total_duration": total,
+        "load_duration": 0,
+        "prompt_eval_count": tokens,
+    })))
+}
+
+/// `POST /api/embeddings`.
+pub async fn one(State(app): State<Arc<App>>, ask: Ask) -> Result<Json<Value>, ApiError> {
+    let read = |body: &[u8]| texts(body, Place { field: "prompt", most: 1 }).map(|texts| (texts, ()));
+    let (embedded, ()) = embed(&app, ask, read).await?;
+    Ok(Json(json!({ "embedding": embedded.vectors.first() })))
+}
+
+/// Reads the body of either route.
+///
+/// # Errors
+/// Whatever is not honoured, by its name.
+pub fn texts(body: &[u8], place: Place) -> Result<Texts, ApiError> {
+    let mut fields = Fields::parse(body)?;
+    let wanted = request::wanted(&mut fields)?;
+    request::keep_alive(&mut fields)?;
+    let input = fields.take(place.field);
+    // Ollama's clients send texts alone.
+    let is_text = match &input {
+        Some(Value::Array(items)) if place.most > 1 => items.iter().all(Value::is_string),
+        Some(value) => value.is_string(),
+        None => true,
+    };
+    if let Some(value) = input.as_ref().filter(|_| !is_text) {
+        let expected = if place.most > 1 { "a string or an array of strings" } else { "a string" };
+        return Err(wrong(place.field, expected, value));
+    }
+    let overlong = match place.most {
+        1 => Overlong::Cut,
+        _ if fields.flag("truncate", true)? => Overlong::Cut,
+        _ => Overlong::Refused,
+    };
+    let length = if place.most > 1 { Length::One } else { Length::AsItIs };
+    // Options of sampling: nothing is drawn here, so none changes anything.
+    if let Some(options) = fields.take("options") {
+        Fields::of(options, "options")?;
+    }
+    fields.finish()?;
+    Ok(Texts { wanted, place, input, add: AddSpecial::Yes, pooling: Pooling::Last, length, overlong })
+}

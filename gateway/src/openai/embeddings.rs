@@ -1,0 +1,223 @@
+//! `POST /v1/embeddings`: texts as vectors, by the base or by an adapter.
+
+use std::{collections::VecDeque, sync::Arc};
+
+use axum::{Json, extract::State};
+use base64::{Engine as _, prelude::BASE64_STANDARD};
+use serde_json::{Value, json};
+use shmproto::message::Pooling;
+use text::tokenizer::AddSpecial;
+
+use super::{
+    answer::Answer,
+    ask::Ask,
+    completions::{Place, add_special, prompts},
+    fields::Fields,
+    job::{Echo, Job, Kind, Prompt, namespace},
+    params::Params,
+    target::Wanted,
+};
+use crate::{app::App, caller::Caller, errors::ApiError, lifecycle::Serving};
+
+/// Most texts of a request, as at OpenAI.
+pub(crate) const MAX_INPUTS: usize = 2048;
+/// Texts that go to the executors together: the next are sent when these are done, so that a long list leaves room for others.
+const TEXTS_AT_ONCE: usize = 32;
+
+/// What is to be embedded, and how.
+#[derive(Debug)]
+pub struct Texts {
+    /// By what.
+    pub wanted: Wanted,
+    /// What the route calls them, and how many it takes.
+    pub place: Place,
+    /// A string, an array of strings, token ids, or an array of those.
+    pub input: Option<Value>,
+    /// Whether tokens that the model wants around a text are added.
+    pub add: AddSpecial,
+    /// How a text's hidden states become one vector.
+    pub pooling: Pooling,
+    /// What becomes of a vector's length.
+    pub length: Length,
+    /// What becomes of a text that is longer than the context.
+    pub overlong: Overlong,
+}
+
+/// What becomes of a vector's length.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Length {
+    /// It becomes 1.
+    One,
+    /// It stays.
+    AsItIs,
+}
+
+/// What becomes of a text that is longer than the context.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Overlong {
+    /// The request is refused.
+    Refused,
+    /// Its end is left out.
+    Cut,
+}
+
+/// Vectors of texts.
+#[derive(Debug)]
+pub struct Embedded {
+    /// The model as the request named it.
+    pub model: String,
+    /// Content hash of the adapter; `None` for the base model.
+    pub generation: Option<String>,
+    /// One for each text.
+    pub vectors: Vec<Vec<f32>>,
+    /// Tokens of all texts.
+    pub tokens: usize,
+}
+
+/// How vectors are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Encoding {
+    /// As numbers.
+    Float,
+    /// As the bytes of little-endian 32-bit numbers.
+    Base64,
+}
+
+/// The body of `/v1/embeddings`, checked as far as it can be without looking anything up.
+#[derive(Debug)]
+pub struct Body {
+    texts: Texts,
+    encoding: Encoding,
+}
+
+impl Body {
+    /// Reads `body`.
+    ///
+    /// # Errors
+    /// Whatever is not honoured, by its name.
+    pub fn read(body: &[u8]) -> Result<Self, ApiError> {
+        let mut fields = Fields::parse(body)?;
+        fields.labels()?;
+        let wanted = Wanted::read(&mut fields)?;
+        let (input, add) = (fields.take("input"), add_special(&mut fields)?);
+        let pooling = match fields.text("pooling")?.as_deref() {
+            None | Some("last") => Pooling::Last,
+            Some("mean") => Pooling::Mean,
+            Some(other) => {
+                let message = format!("'pooling' must be 'last' or 'mean', not '{other}'");
+                return Err(ApiError::invalid("pooling", message));
+            }
+        };
+        let encoding = match fields.text("encoding_format")?.as_deref() {
+            None | Some("float") => Encoding::Float,
+            Some("base64") => Encoding::Base64,
+            Some(other) => {
+                let message = format!("'encoding_format' must be 'float' or 'base64', not '{other}'");
+                return Err(ApiError::invalid("encoding_format", message));
+            }
+        };
+        let length = if fields.flag("normalize", true)? { Length::One } else { Length::AsItIs };
+        fields.finish()?;
+        let (place, overlong) = (Place { field: "input", most: MAX_INPUTS }, Overlong::Refused);
+        Ok(Self { texts: Texts { wanted, place, input, add, pooling, length, overlong }, encoding })
+    }
+}
+
+impl Texts {
+    /// Turns them into jobs of `caller`, one after the other.
+    fn jobs(self, app: &App, caller: &Caller, serving: &Arc<Serving>) -> Result<VecDeque<Job>, ApiError> {
+        let target = self.wanted.find(app, serving, caller)?;
+        let mut prompts = prompts(serving, self.place, self.input, self.add)?;
+        if self.overlong == Overlong::Cut {
+            prompts.iter_mut().for_each(|prompt| prompt.tokens.truncate(serving.context_tokens));
+        }
+        let job = |prompts: &[Prompt]| {
+            let job = Job {
+                kind: Kind::Embedding(self.pooling),
+                prompt_field: self.place.field,
+                serving: Arc::clone(serving),
+                target: target.again(),
+                tenant: Arc::clone(&caller.tenant),
+                namespace: namespace(caller, &target, serving),
+                prompts: prompts.to_vec(),
+                // Nothing is drawn.
+                params: Params { max_tokens: Some(0), ..Params::plain(0) },
+                logprobs: None,
+                echo: Echo::Nothing,
+                grammar: None,
+                answering: None,
+            };
+            job.check()
+        };
+        prompts.chunks(TEXTS_AT_ONCE).map(job).collect()
+    }
+}
+
+/// What finds texts in a body, and whatever else its answer needs.
+type Reader<T> = fn(&[u8]) -> Result<(Texts, T), ApiError>;
+
+/// Embeds what `read` finds in a body; what else it finds comes along.
+pub(crate) async fn embed<T: Send + 'static>(
+    app: &Arc<App>,
+    ask: Ask,
+    read: Reader<T>,
+) -> Result<(Embedded, T), ApiError> {
+    let shared = Arc::clone(app);
+    let (mut jobs, length, rest) = app
+        .work(ask.body.len(), move || {
+            let Ask { caller, serving, body, .. } = ask;
+            let (texts, rest) = read(&body)?;
+            let length = texts.length;
+            Ok::<_, ApiError>((texts.jobs(&shared, &caller, &serving)?, length, rest))
+        })
+        .await?;
+    let first = jobs.front().ok_or_else(|| ApiError::internal("nothing is to be embedded"))?;
+    let generation = first.target.lease.as_ref().map(|lease| lease.generation.to_string());
+    let model = first.target.name.clone();
+    let mut embedded = Embedded { model, generation, vectors: Vec::new(), tokens: 0 };
+    while let Some(job) = jobs.pop_front() {
+        let begin = embedded.vectors.len();
+        embedded.vectors.resize(begin + job.choices(), Vec::new());
+        let (mut answer, first) = Answer::begin(app, job).await?;
+        let vectors = &mut embedded.vectors[begin..];
+        answer.each(first, |_, step| vectors[step.index].extend(step.embedding)).await?;
+        embedded.tokens += answer.usage().prompt_tokens;
+    }
+    if length == Length::One {
+        embedded.vectors.iter_mut().for_each(|vector| normalize(vector));
+    }
+    Ok((embedded, rest))
+}
+
+/// `POST /v1/embeddings`.
+pub async fn create(State(app): State<Arc<App>>, ask: Ask) -> Result<Json<Value>, ApiError> {
+    let read = |body: &[u8]| Body::read(body).map(|Body { texts, encoding }| (texts, encoding));
+    let (embedded, encoding) = embed(&app, ask, read).await?;
+    let Embedded { model, generation, vectors, tokens } = embedded;
+    let data = vectors.iter().enumerate().map(|(index, vector)| {
+        let embedding = match encoding {
+            Encoding::Float => json!(vector),
+            Encoding::Base64 => {
+                let bytes: Vec<u8> = vector.iter().flat_map(|value| value.to_le_bytes()).collect();
+                BASE64_STANDARD.encode(bytes).into()
+            }
+        };
+        json!({ "object": "embedding", "index": index, "embedding": embedding })
+    });
+    Ok(Json(json!({
+        "object": "list",
+        "data": data.collect::<Vec<_>>(),
+        "model": model,
+        "adapter_generation": generation,
+        "usage": { "prompt_tokens": tokens, "total_tokens": tokens },
+    })))
+}
+
+/// Makes its length 1, unless it is 0.
+fn normalize(vector: &mut [f32]) {
+    let squares: f64 = vector.iter().map(|value| f64::from(*value).powi(2)).sum();
+    if squares > 0.0 {
+        #[expect(clippy::cast_possible_truncation, reason = "rounding to single precision is meant")]
+        vector.iter_mut().for_each(|value| *value = (f64::from(*value) / squares.sqrt()) as f32);
+    }
+}

@@ -1,0 +1,82 @@
+//! How the linear layers of a Hugging Face model were quantized, as `quantization_config` says it: by GPTQ or AWQ.
+
+use serde_json::Value;
+
+/// An option that is not supported.
+#[derive(Debug)]
+pub(super) struct Unsupported {
+    pub(super) option: &'static str,
+    pub(super) value: String,
+}
+
+fn unsupported(option: &'static str, value: impl std::fmt::Debug) -> Unsupported {
+    Unsupported { option, value: format!("{value:?}") }
+}
+
+/// How a model's linear layers were quantized.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Quantization {
+    pub(super) method: Method,
+    /// Of a code: 4 or 8.
+    pub(super) bits: usize,
+    /// Inputs that share a scale; `None`: all.
+    pub(super) group: Option<usize>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Method {
+    /// Stores zero points less this.
+    Gptq(u32),
+    Awq,
+}
+
+impl Quantization {
+    /// Reads `quantization_config`.
+    ///
+    /// # Errors
+    /// It is another method, or a variant that is not known.
+    pub(super) fn parse(json: &Value) -> Result<Self, Unsupported> {
+        let text = |name: &str| json.get(name).and_then(Value::as_str);
+        let method = match (text("quant_method"), text("checkpoint_format"), text("version")) {
+            (Some("gptq"), None | Some("gptq"), _) => Method::Gptq(1),
+            (Some("gptq"), Some("gptq_v2"), _) => Method::Gptq(0),
+            (Some("gptq"), other, _) => {
+                return Err(unsupported("quantization_config.checkpoint_format", other));
+            }
+            (Some("awq"), _, None | Some("gemm" | "GEMM")) => Method::Awq,
+            (Some("awq"), _, other) => return Err(unsupported("quantization_config.version", other)),
+            _ => {
+                let method = json.get("quant_method").unwrap_or(json);
+                return Err(unsupported("quantization_config", method.to_string()));
+            }
+        };
+        if let Some(dynamic) = json.get("dynamic").filter(|dynamic| !dynamic.is_null()) {
+            return Err(unsupported("quantization_config.dynamic", dynamic.to_string()));
+        }
+        let bits = match (method, json.get("bits").and_then(Value::as_u64)) {
+            (_, Some(4)) => 4,
+            (Method::Gptq(_), Some(8)) => 8,
+            (_, other) => return Err(unsupported("quantization_config.bits", other)),
+        };
+        let group = match json.get("group_size").and_then(Value::as_i64) {
+            Some(-1) => None,
+            Some(size @ 1..=0x1_0000) => usize::try_from(size).ok(),
+            other => return Err(unsupported("quantization_config.group_size", other)),
+        };
+        Ok(Self { method, bits, group })
+    }
+
+    /// Codes of a word.
+    pub(super) fn per_word(self) -> usize {
+        32 / self.bits
+    }
+
+    pub(super) fn mask(self) -> u32 {
+        (1 << self.bits) - 1
+    }
+
+    /// The zero point that needs no minimum.
+    pub(super) fn middle(self) -> u32 {
+        1 << (self.bits - 1)
+    }
+}
