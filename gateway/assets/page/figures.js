@@ -76,7 +76,7 @@ const ago = (seconds) => (seconds < 90 ? `${Math.round(seconds)} s` : uptime(sec
 /** The plots as a table, for those who cannot see them or want to know exactly. */
 function showNumbers() {
   const row = (title, { label, now, lowest, mean, highest }) => el('tr', {},
-    el('th', { scope: 'row' }, title === 'Requests' || title.includes('memory') ? `${title}: ${label}` : title),
+    el('th', { scope: 'row' }, plots.generated.title === title || plots.prompts.title === title ? title : `${title}: ${label}`),
     ...[now, lowest, mean, highest].map((value) => el('td', { class: 'number' }, value)));
   $('numbers').querySelector('tbody').replaceChildren(
     ...Object.values(plots).flatMap((plot) => plot.rows().map((figures) => row(plot.title, figures))));
@@ -121,9 +121,11 @@ function drawFirstTokens() {
   firstTokenFigure.querySelector('thead').hidden = shown.length === 0;
   const [low, high] = [Math.min(...shown.map(({ median }) => median)), Math.max(...shown.map(({ most }) => most))];
   const scale = [Math.floor(Math.log10(low)), Math.max(Math.floor(Math.log10(low)) + 1, Math.ceil(Math.log10(high)))];
-  firstTokens.axis.replaceChildren(...scale.map((power) => el('span', {}, duration(1000 * 10 ** power))));
+  firstTokens.axis.replaceChildren(...scale.map((power) => el('span', {}, decade(power))));
   firstTokens.rows.replaceChildren(...shown.slice(0, MAX_ADAPTERS).map((spread) => spreadRow(spread, scale)));
 }
+
+const decade = (power) => (power < 0 ? `${10 ** (power + 3)} ms` : `${10 ** power} s`);
 
 /** Of each adapter that was asked, how long first tokens took, in seconds; those first that were asked most. */
 function spreads(now, before) {

@@ -16,6 +16,7 @@ const MAX_DEPTH = 6;
 const INLINE = new RegExp([
   /(?<!`)(?<fence>`{1,8})(?<code>[^`\n](?:[^\n]{0,600}?[^`\n])?)\k<fence>(?!`)/,
   /\\(?<escaped>[!-/:-@[-`{-~])/,
+  /\*\*\*(?![\s*])(?<both>[^*\n]{1,400}?)(?<!\s)\*\*\*(?!\*)/,
   /\*\*(?!\s)(?<strong>(?:[^*\n]|\*(?!\*)){1,800}?)(?<!\s)\*\*(?!\*)/,
   /(?<![\p{L}\p{N}_])__(?!\s)(?<strong2>[^\n]{1,800}?)(?<!\s)__(?![\p{L}\p{N}_])/,
   /\*(?![\s*])(?<em>(?:[^*\n]|\*\*){1,400}?)(?<!\s)\*(?!\*)/,
@@ -39,9 +40,10 @@ function inline(text, depth = 0) {
   return nodes;
 }
 
-function spanOf({ code, escaped, strong, strong2, em, em2, gone, label, target, bare }, whole, depth) {
+function spanOf({ code, escaped, both, strong, strong2, em, em2, gone, label, target, bare }, whole, depth) {
   if (code !== undefined) return el('code', {}, code);
   if (escaped !== undefined) return escaped;
+  if (both !== undefined) return el('strong', {}, el('em', {}, ...inline(both, depth)));
   if (strong ?? strong2) return el('strong', {}, ...inline(strong ?? strong2, depth));
   if (em ?? em2) return el('em', {}, ...inline(em ?? em2, depth));
   if (gone !== undefined) return el('del', {}, ...inline(gone, depth));

@@ -50,7 +50,7 @@ class Conversation {
       return answer;
     });
     this.turns.push(turn);
-    const section = el('section', {}, el('p', { class: 'question text' }, options.question),
+    const section = el('section', {}, el('p', { class: 'question' }, options.question),
       el('div', { class: 'answers' }, ...turn.map((answer) => answer.node)));
     this.inner.append(section);
     turn.forEach((answer) => answer.run());
