@@ -4,7 +4,7 @@ import pathlib
 import re
 
 import pytest
-from steps import GENERATION, URL, adapter, answers, ask, pick, refusal, set_options, status, table
+from steps import GENERATION, adapter, answers, ask, pick, refusal, set_options, status, table
 
 ADAPTERS = ["haiku", "json", "pirate"]
 ROWS = "#adapters tbody tr"
@@ -197,9 +197,11 @@ def test_an_adapter_is_added_by_its_path(operated):
     assert page.eval("document.activeElement.id") == "add-name"
     assert "/srv/adapters" in page.text("#add")
     page.fill("#add-name", "sailor")
+    page.click("#add-from-server")
     page.fill("#add-path", "sea/sailor")
     page.fill("#add-tenant", "alice")
     page.click("#add-pinned")
+    page.eval("document.getElementById('add-path').focus()")
     page.answer(*table(adapter(), adapter("sailor", tenant="alice", pinned=True)))
     page.press("Enter")
     page.until(f"document.querySelectorAll('{ROWS}').length === 2")
@@ -210,10 +212,51 @@ def test_an_adapter_is_added_by_its_path(operated):
     assert page.eval("document.activeElement.id") == "add-open"
 
 
+def test_an_adapter_is_sent_from_this_computer_answers_and_is_removed(open_page):
+    page = open_page("residency", until=f"document.querySelectorAll('{ROWS}').length === 3")
+    page.click("#add-open")
+    page.fill("#add-name", "sent-along")
+    page.tab.set_input_files("#add-files", sorted((FILES / "pirate").glob("*")))
+    page.click("#add-send")
+    page.until(f"document.querySelectorAll('{ROWS}').length === 4")
+    generations = dict(page.eval("[...document.querySelectorAll('#adapters tbody tr')].map((row) => "
+                                 "[row.cells[0].innerText, row.cells[1].firstChild.title])"))
+    assert generations["sent-along"] == generations["pirate"]
+    page.eval("location.hash = '#/chat'")
+    set_options(page, temperature=0, max_tokens=12)
+    for model in ("pirate", "sent-along"):
+        pick(page, "Model", model)
+        page.click("#fresh")
+        ask(page, "What is the sea?")
+        if model == "pirate":
+            expected = answers(page)[0]["text"]
+    assert answers(page)[0]["text"] == expected != ""
+    page.eval("location.hash = '#/residency'")
+    page.click("[aria-label='Remove sent-along']")
+    page.click("#remove-yes")
+    page.until(f"document.querySelectorAll('{ROWS}').length === 3")
+    assert "sent-along is gone" in page.text("#adapters-note")
+    assert page.complaints == []
+
+
+def test_files_that_are_no_adapter_are_refused_in_words_and_can_be_changed(open_page):
+    page = open_page("residency", until=f"document.querySelectorAll('{ROWS}').length === 3")
+    page.click("#add-open")
+    page.fill("#add-name", "half")
+    page.tab.set_input_files("#add-files", [FILES / "pirate/adapter_config.json"])
+    page.click("#add-send")
+    page.until("document.querySelector('#adapters-note .notice')")
+    assert "There is no adapter that can be used" in page.text("#adapters-note")
+    assert "adapter_model.safetensors is not there" in page.text("#adapters-note")
+    assert page.eval("document.getElementById('add-name').value") == "half"
+    assert page.texts("#adapters tbody th") == ADAPTERS
+
+
 def test_a_path_that_leads_elsewhere_is_refused_in_words(open_page):
     page = open_page("residency", until=f"document.querySelectorAll('{ROWS}').length === 3")
     page.click("#add-open")
     page.fill("#add-name", "elsewhere")
+    page.click("#add-from-server")
     page.fill("#add-path", "../../etc")
     page.click("#add-send")
     page.until("document.querySelector('#adapters-note .notice')")

@@ -249,10 +249,10 @@ def test_one_model_with_one_seed_gives_one_answer_twice(open_page):
 
 def test_jobs_are_shown_with_their_losses_and_can_be_paused(open_page):
     paused = ("/v1/fine_tuning/jobs/ftjob-1/pause", 200, job(status="paused"))
-    page = open_page("training", answers=[paused, *training(job())], until="document.querySelector('.job .line.c0[d*=L]')")
+    page = open_page("training", answers=[paused, *training(job())], until="document.querySelector('.job path.line[d*=L]')")
     assert page.text(".job h3 bdi") == "sailor" and page.text(".job .state") == "running"
     assert "step 4 of 20" in page.text(".job p") and "loss 1.00" in page.text(".job p")
-    assert page.eval("document.querySelector('.job .line.c0').getAttribute('d').split('L').length") == 4
+    assert page.eval("document.querySelector('.job path.line').getAttribute('d').split('L').length") == 4
     assert page.texts(".job button:not([hidden])") == ["Pause", "Cancel"]
     look(page, "training")
     for answer in training(job(status="paused")):
@@ -288,8 +288,8 @@ def test_hostile_names_answers_and_errors_stay_text(open_page):
     ask(page, "Again")
     assert HOSTILE in page.text(".notice")
     page.eval("location.hash = '#/residency'")
-    page.until("document.querySelector('tbody tr')")
-    assert HOSTILE in page.text("tbody th")
+    page.until("document.querySelector('#adapters tbody tr')")
+    assert HOSTILE in page.text("#adapters tbody th")
     for answer in training(job(user_provided_suffix=HOSTILE, status=HOSTILE, error={"message": HOSTILE})):
         page.answer(*answer)
     page.eval("location.hash = '#/training'")
@@ -386,7 +386,7 @@ def test_loading_and_loss_are_told_and_pass_by_themselves(open_page):
 # What reaches over an edge of the screen, but for what scrolls sideways on purpose.
 BESIDE = (
     "[...document.querySelectorAll('body *')].filter((node) => node.checkVisibility()"
-    " && !node.closest('.scroll, .unseen')).map((node) => [node, node.getBoundingClientRect()])"
+    " && !node.closest('.scroll, pre, .unseen')).map((node) => [node, node.getBoundingClientRect()])"
     ".filter(([node, box]) => box.left < -0.5 || box.right > innerWidth + 0.5 || node.scrollWidth > node.clientWidth + 1"
     "   && getComputedStyle(node).overflowX !== 'hidden' && node.clientWidth > 0)"
     ".map(([node]) => node.outerHTML.slice(0, 100))"
@@ -401,6 +401,7 @@ def test_nothing_is_wider_than_the_screen(open_page, scheme, device, width, heig
     def check(name):
         look(page, f"{device}-{scheme}-{name}")
         assert page.eval(BESIDE) == []
+        assert page.eval("document.scrollingElement.scrollWidth") <= width
 
     check("welcome")
     page.click("#chat [data-picker]")
@@ -432,5 +433,5 @@ def test_nothing_is_wider_than_the_screen(open_page, scheme, device, width, heig
     for answer in training(job(), job(id="ftjob-2", status="failed", error={"message": "abcdefghij" * 30})):
         page.answer(*answer)
     page.eval("location.hash = '#/training'")
-    page.until("document.querySelectorAll('.job .line.c0[d*=L]').length === 2")
+    page.until("document.querySelectorAll('.job path.line[d*=L]').length === 2")
     check("training")

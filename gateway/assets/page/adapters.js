@@ -1,6 +1,6 @@
 // The adapters there are: a table of them, and adding, pinning and removing.
 
-import { $, bytes, el, named, number, setText, short } from './dom.js';
+import { $, arrange, bytes, el, named, number, setText, short } from './dom.js';
 import { request } from './api.js';
 import { loadModels } from './models.js';
 import { notice } from './notices.js';
@@ -99,10 +99,7 @@ function showRows() {
   order.column.header.setAttribute('aria-sort', order.down ? 'descending' : 'ascending');
   const wanted = $('adapters-filter').value.trim().toLowerCase();
   const found = rows.filter((row) => String(row.name).toLowerCase().includes(wanted)).sort(compareRows);
-  const shown = found.slice(0, MAX_ROWS).map(nodeOf);
-  // Moved only when there are others: what is moved loses the focus.
-  const same = shown.length === body.children.length && shown.every((node, index) => node === body.children[index]);
-  if (!same) body.replaceChildren(...shown);
+  arrange(body, found.slice(0, MAX_ROWS).map(nodeOf));
   setText($('adapters-count'), wanted ? `${number(found.length)} of ${number(rows.length)}` : number(rows.length));
   setText($('adapters-rest'), below(found.length));
 }
@@ -125,9 +122,9 @@ $('adapters-filter').addEventListener('input', showRows);
 // --- Changes --------------------------------------------------------------------------------------------------------
 
 /** Asks for a change, and says `done` of what is there then; says in `place` if it was refused. True if it was not. */
-async function change(path, asked, done, place = $('adapters-note')) {
+async function change(path, body, done, place = $('adapters-note')) {
   try {
-    const answer = await (await request(path, { body: asked })).json();
+    const answer = await (await request(path, { body })).json();
     $('adapters-note').replaceChildren(el('p', { class: 'notice calm' }, done(answer)));
   } catch (failure) {
     place.replaceChildren(notice(failure));
@@ -147,18 +144,39 @@ function showAdding(shown) {
 
 $('add-open').addEventListener('click', () => showAdding($('add').hidden));
 $('add').addEventListener('keydown', (event) => { if (event.key === 'Escape') showAdding(false); });
+$('add').addEventListener('change', () => {
+  const isHere = $('add-from-here').checked;
+  $('add-here').hidden = $('add-files').disabled = !isHere;
+  $('add-there').hidden = $('add-path').disabled = isHere;
+});
+
+/** The files that make an adapter; beside them in a folder of PEFT's lie others that nobody needs. */
+const isPart = ({ name }) => /^adapter_(?:config\.json|model\.safetensors)$|\.gguf$/.test(name);
+
+/** What is asked for, as a form: what is said of the files stands before them. */
+function formOf(asked, files) {
+  const form = new FormData();
+  Object.entries(asked).forEach(([name, value]) => form.append(name, String(value)));
+  const parts = files.filter(isPart);
+  // If none is a part, the server says what is wanted.
+  (parts.length > 0 ? parts : files).forEach((file) => form.append('file', file));
+  return form;
+}
+
 $('add').addEventListener('submit', async (event) => {
   event.preventDefault();
-  const tenant = $('add-tenant').value.trim();
+  const [tenant, isHere] = [$('add-tenant').value.trim(), $('add-from-here').checked];
+  const asked = { lora_name: $('add-name').value.trim(), ...(tenant && { tenant }), pinned: $('add-pinned').checked,
+    load_inplace: $('add-replace').checked };
   $('add-send').disabled = true;
-  $('adapters-note').replaceChildren();
-  const added = await change('v1/load_lora_adapter', {
-    lora_name: $('add-name').value.trim(), lora_path: $('add-path').value.trim(),
-    ...(tenant && { tenant }), pinned: $('add-pinned').checked, load_inplace: $('add-replace').checked,
-  }, (row) => `${row.name} answers: rank ${row.rank}, ${bytes(row.bytes)}, generation ${short(row.generation)}.`);
+  $('adapters-note').replaceChildren(el('p', { class: 'soft' }, isHere ? 'Sending the files …' : 'Loading …'));
+  const added = await change(isHere ? 'v1/upload_lora_adapter' : 'v1/load_lora_adapter',
+    isHere ? formOf(asked, [...$('add-files').files]) : { ...asked, lora_path: $('add-path').value.trim() },
+    (row) => `${row.name} answers: rank ${row.rank}, ${bytes(row.bytes)}, generation ${short(row.generation)}.`);
   $('add-send').disabled = false;
   if (!added) return;
   $('add').reset();
+  $('add').dispatchEvent(new Event('change'));
   showAdding(false);
 });
 

@@ -33,11 +33,13 @@ export class Failure extends Error {
 export async function request(path, { body, signal } = {}) {
   const headers = {};
   if (key()) headers.authorization = `Bearer ${key()}`;
-  if (body) headers['content-type'] = 'application/json';
+  // The browser says itself what a form is.
+  const isForm = body instanceof FormData;
+  if (body && !isForm) headers['content-type'] = 'application/json';
   let response;
   try {
     response = await fetch(path, {
-      method: body ? 'POST' : 'GET', headers, body: body && JSON.stringify(body), signal, cache: 'no-store',
+      method: body ? 'POST' : 'GET', headers, body: body && (isForm ? body : JSON.stringify(body)), signal, cache: 'no-store',
     });
   } catch (error) {
     if (error.name === 'AbortError') throw error;

@@ -72,3 +72,12 @@ export function poll(work, period) {
 export function setText(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
+
+/** Makes `nodes` the children of `parent`, moving as few as may be: what is moved loses the focus. */
+export function arrange(parent, nodes) {
+  const wanted = new Set(nodes);
+  [...parent.children].filter((node) => !wanted.has(node)).forEach((node) => node.remove());
+  nodes.forEach((node, index) => {
+    if (parent.children[index] !== node) parent.insertBefore(node, parent.children[index] ?? null);
+  });
+}

@@ -19,7 +19,7 @@ const WORDS = {
   registry_unavailable: ['The registry cannot be read', 'The operator finds the cause in the log of the gateway.'],
   adapter_already_loaded: ['This name is taken', 'Choose another name, or replace what has it.'],
   adapter_path_forbidden: ['This path leads elsewhere', 'Copy the adapter below the adapter root of the server.'],
-  invalid_adapter: ['There is no adapter that can be used', 'Name the directory that PEFT wrote, or a .gguf file.'],
+  invalid_adapter: ['There is no adapter that can be used', 'It is the two files that PEFT wrote, or a .gguf file.'],
   adapter_limit_exceeded: ['There are as many adapters as may be', 'Remove one, then try again.'],
   adapter_budget_exceeded: ['There is no room for it', 'Unpin or remove another, or give adapters more memory.'],
   generation_mismatch: ['It has been replaced meanwhile', 'Look at what is there now, then decide again.'],

@@ -1,6 +1,6 @@
 // What is trained.
 
-import { $, el, isNumber, number, poll, uptime } from './dom.js';
+import { $, arrange, el, isNumber, number, poll, uptime } from './dom.js';
 import { get, request } from './api.js';
 import { notice } from './notices.js';
 import { Plot } from './plot.js';
@@ -107,10 +107,7 @@ const pollTraining = poll(async () => {
       await jobs.get(job.id).read(job);
       jobs.get(job.id).show(job);
     }
-    const shown = listed.map((job) => jobs.get(job.id).node);
-    // Moved only when there are others: a button that is about to be pressed stays where it is.
-    const same = shown.length === $('jobs').children.length && shown.every((node, index) => node === $('jobs').children[index]);
-    if (!same) $('jobs').replaceChildren(...shown);
+    arrange($('jobs'), listed.map((job) => jobs.get(job.id).node));
     $('jobs-rest').textContent = listed.length === 0
       ? 'None yet. Create one with OpenAI\'s client or POST /v1/fine_tuning/jobs.'
       : found.has_more ? 'Older jobs are at /v1/fine_tuning/jobs.' : '';

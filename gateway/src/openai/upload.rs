@@ -30,7 +30,8 @@ pub async fn upload(State(app): State<Arc<App>>, form: Multipart) -> Result<Json
     let arriving = app.registry.receive()?;
     let request = take(&app, &base_name, &arriving, form).await?;
     let load = async move { registry.load_received(arriving, request, &base_name).await };
-    Ok(Json(loaded(&app, &finish(load).await?)))
+    let entry = finish(load).await?;
+    Ok(Json(loaded(&app, &entry)))
 }
 
 /// Reads the form. What says how to load stands before the files, so that nobody sends a file in vain.

@@ -25,3 +25,4 @@ mod streaming;
 mod targets;
 mod tinker;
 mod tools;
+mod uploads;
