@@ -170,8 +170,9 @@ def test_everything_that_can_be_used_has_a_name(full, view):
     assert sum(role in usable for role, _ in roles) > 8
 
 
+# Of choices of which there is one, the chosen one; arrows go to the others.
 TABBABLE = """[...document.querySelectorAll('a[href], button, input, select, textarea, summary, [tabindex="0"]')]
-  .filter((node) => !node.disabled && node.checkVisibility({ visibilityProperty: true }))"""
+  .filter((node) => !node.disabled && (node.type !== 'radio' || node.checked) && node.checkVisibility({ visibilityProperty: true }))"""
 FOCUSED = """(() => {
   const node = document.activeElement;
   const style = getComputedStyle(node);

@@ -195,9 +195,9 @@ def test_an_adapter_is_added_by_its_path(operated):
     page = operated(loaded)
     page.click("#add-open")
     assert page.eval("document.activeElement.id") == "add-name"
-    assert "/srv/adapters" in page.text("#add")
     page.fill("#add-name", "sailor")
     page.click("#add-from-server")
+    assert "/srv/adapters" in page.text("#add")
     page.fill("#add-path", "sea/sailor")
     page.fill("#add-tenant", "alice")
     page.click("#add-pinned")

@@ -401,6 +401,7 @@ def test_nothing_is_wider_than_the_screen(open_page, scheme, device, width, heig
     def check(name):
         look(page, f"{device}-{scheme}-{name}")
         assert page.eval(BESIDE) == []
+        assert page.eval("[document.documentElement, document.body].every((node) => (node.scrollTop = 9, node.scrollTop === 0))")
         assert page.eval("document.scrollingElement.scrollWidth") <= width
 
     check("welcome")

@@ -38,7 +38,8 @@ export function bytes(value) {
   if (!isNumber(value)) return '–';
   const units = ['B', 'KiB', 'MiB', 'GiB', 'TiB'];
   let unit = 0;
-  for (; value >= 1024 && unit < units.length - 1; unit += 1) value /= 1024;
+  // What would be rounded to 1,024 is one of the next.
+  for (; value >= 1023.5 && unit < units.length - 1; unit += 1) value /= 1024;
   return `${value.toLocaleString('en', { maximumFractionDigits: value < 10 && unit > 0 ? 1 : 0 })} ${units[unit]}`;
 }
 

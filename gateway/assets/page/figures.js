@@ -55,7 +55,7 @@ function sums(parts, of) {
 
 const windowMs = () => Number($('window').value);
 
-export function draw() {
+function draw() {
   const to = samples.at(-1)?.at ?? performance.now();
   const shown = samples.filter(({ at }) => to - at < windowMs());
   // A young curve is stretched: a few dots at the edge would say nothing.

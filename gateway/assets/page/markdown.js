@@ -68,7 +68,7 @@ const ITEM = /^( *)([-*+]|\d{1,9}[.)])( +|$)(.*)$/;
 const DIVIDER = /^\|?\s*:?-+:?\s*(?:\|\s*:?-+:?\s*)*\|?$/;
 
 /** The blocks of `text`, each as `{ kind, lines }`: the text's own lines, none of which is lost but empty ones. */
-export function blocks(text) {
+function blocks(text) {
   const lines = text.split('\n');
   const found = [];
   for (let at = 0; at < lines.length;) {

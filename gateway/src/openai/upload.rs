@@ -25,10 +25,10 @@ const FLAGS: &[&str] = &["pinned", "load_inplace"];
 /// Takes an adapter's files, and answers when it is durable and serving.
 pub async fn upload(State(app): State<Arc<App>>, form: Multipart) -> Result<Json<Value>, ApiError> {
     let base_name = app.serving()?.base_name.clone();
-    let registry = Arc::clone(&app.registry);
-    let _slot = registry.begin_load()?;
+    let _slot = app.registry.begin_load()?;
     let arriving = app.registry.receive()?;
     let request = take(&app, &base_name, &arriving, form).await?;
+    let registry = Arc::clone(&app.registry);
     let load = async move { registry.load_received(arriving, request, &base_name).await };
     let entry = finish(load).await?;
     Ok(Json(loaded(&app, &entry)))

@@ -64,7 +64,9 @@ impl Arriving {
         let path = self.directory.0.join(name);
         let created = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path).await;
         let file = match created {
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => return Err(no_part(name, "came twice")),
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+                return Err(no_part(name, "came twice"));
+            }
             created => created.map_err(failed("creating", &path))?,
         };
         Ok(ArrivingFile { name, path, file, bytes: 0, limit_bytes })
