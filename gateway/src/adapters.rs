@@ -7,6 +7,7 @@
 //!
 //! - [`registry`]: all of it held together. What is done with it is told in the rooms of the doing:
 //!   - [`change`]: load, replace, unload, pin; [`request`] is what a load says.
+//!   - [`upload`]: the same with files that are sent along.
 //!   - `on_demand`: an adapter loaded into an executor when a request needs it there, others making room.
 //!   - `restore`: an executor that was just connected made ready.
 //! - [`jail`]: adapter files opened by paths that came over HTTP, never outside of the adapter root.
@@ -56,6 +57,7 @@ pub mod residency;
 mod restore;
 pub mod store;
 pub mod table;
+pub mod upload;
 
 pub use self::{
     change::Pin,
@@ -68,7 +70,7 @@ pub use self::{
     registry::{Fleet, Options, Registry},
     request::{LoadRequest, Replace},
     residency::Tier,
-    store::{BucketAddress, FetchFigures},
+    store::{Arriving, BucketAddress, FetchFigures, StoreError},
 };
 
 /// Places where a test may make the gateway die or fail, in the order of an adapter's life.
