@@ -23,8 +23,7 @@ use crate::{
     ollama,
     openai::{
         adapters, answer::Answer, ask::Ask, chat, collect, completions, delivery::Delivery, embeddings,
-        files, fine_tuning, frames, job::Job, models, responses, stream::Chunks, structured, tokens,
-        upload,
+        files, fine_tuning, frames, job::Job, models, responses, stream::Chunks, structured, tokens, upload,
     },
     origin, pages, request,
     tinker::{checkpoints, sampling, sessions, training},

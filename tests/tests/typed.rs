@@ -270,18 +270,25 @@ fn shells_complete_what_is_typed_of_every_program() {
     let folder = tempfile::tempdir().unwrap();
     for (program, word, whole) in COMPLETED {
         for shell in ["bash", "zsh", "fish"] {
-            let made =
-                Process::new(e2e_tests::fixtures::program(program)).args(["completions", shell]).output().unwrap();
+            let made = Process::new(e2e_tests::fixtures::program(program))
+                .args(["completions", shell])
+                .output()
+                .unwrap();
             assert!(made.status.success() && !made.stdout.is_empty(), "{program} {shell}");
             let script = folder.path().join(format!("{program}.{shell}"));
             fs::write(&script, made.stdout).unwrap();
             // Not every machine has the other two.
             if let Ok(read) = Process::new(shell).arg("-n").arg(&script).output() {
-                assert!(read.status.success(), "{program} {shell}: {}", String::from_utf8_lossy(&read.stderr));
+                assert!(
+                    read.status.success(),
+                    "{program} {shell}: {}",
+                    String::from_utf8_lossy(&read.stderr)
+                );
             }
         }
         let script = folder.path().join(format!("{program}.bash"));
-        let pressed = Process::new("bash").args(["-c", PRESSED, "bash"]).arg(script).args([program, word]).output();
+        let pressed =
+            Process::new("bash").args(["-c", PRESSED, "bash"]).arg(script).args([program, word]).output();
         let said = String::from_utf8(pressed.unwrap().stdout).unwrap();
         assert_eq!(said.trim(), whole, "{program}");
     }

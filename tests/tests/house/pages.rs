@@ -41,7 +41,8 @@ fn prose(text: &str) -> impl Iterator<Item = &str> {
 /// Where a page's links lead within the tree, as they are written.
 fn links(text: &str) -> Vec<&str> {
     let targets = |line| str::split(line, "](").skip(1).filter_map(|rest| rest.split(')').next());
-    let is_link = |target: &&str| !target.contains("://") && !target.contains([' ', '`']) && !target.is_empty();
+    let is_link =
+        |target: &&str| !target.contains("://") && !target.contains([' ', '`']) && !target.is_empty();
     prose(text).flat_map(targets).filter(is_link).collect()
 }
 
@@ -98,7 +99,8 @@ fn the_site_has_every_page_of_docs_once_and_no_link_that_leads_out_of_it() {
     let mut listed: Vec<PathBuf> =
         links(&pages[contents]).into_iter().map(|link| target(contents, link).0).collect();
     listed.sort();
-    let site: Vec<&PathBuf> = pages.keys().filter(|page| page.starts_with("docs") && *page != contents).collect();
+    let site: Vec<&PathBuf> =
+        pages.keys().filter(|page| page.starts_with("docs") && *page != contents).collect();
     assert_eq!(listed.iter().collect::<Vec<_>>(), site, "docs/SUMMARY.md has them all, once");
     let leads_out = |page: &PathBuf| {
         let links = links(&pages[page]).into_iter();
