@@ -154,9 +154,10 @@ make_venv() {
         die "python3 can make no virtual environment" "apt install python3-venv python3-pip"
 }
 
-# install_into FOLDER ARGUMENTS...: has pip install into a virtual environment.
+# install_into FOLDER ARGUMENTS...: has pip install into a virtual environment. Python compiles what it needs of it, when it
+# does.
 install_into() {
-    make_venv "$1" && "$1/bin/python" -m pip install --quiet --disable-pip-version-check "${@:2}"
+    make_venv "$1" && "$1/bin/python" -m pip install --quiet --no-compile --disable-pip-version-check "${@:2}"
 }
 
 # free_port FIRST: the first port of 127.0.0.1 from FIRST on that nobody listens on.
