@@ -327,7 +327,10 @@ fn call(message: ToExecutor) -> ToGateway {
             adapters: Vec::new(),
         }),
         ToExecutor::LoadAdapter(load) => {
-            match std::fs::read(Path::new(&load.path).join("adapter_model.safetensors")) {
+            let path = Path::new(&load.path);
+            let is_gguf = path.extension().is_some_and(|ending| ending == "gguf");
+            let weights = if is_gguf { path.to_owned() } else { path.join("adapter_model.safetensors") };
+            match std::fs::read(weights) {
                 Ok(weights) => ToGateway::AdapterLoaded(AdapterLoaded {
                     request: load.request,
                     generation: generation(&weights),

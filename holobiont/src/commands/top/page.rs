@@ -24,7 +24,7 @@ use crate::{
 const MAX_RATES: usize = 1024;
 
 /// Columns from which on memory and executors stand side by side.
-const WIDE: u16 = 100;
+const WIDE: u16 = 140;
 
 /// Cells of a bar.
 const BAR: u128 = 16;
@@ -161,7 +161,7 @@ impl Page {
 
     fn draw_executors(&self, frame: &mut Frame, area: Rect) {
         let rows = self.last.executors.iter().map(|one| Row::new(cells::executor(one)));
-        let widths = [10, 14, 16, 8].map(Constraint::Length).into_iter().chain([Constraint::Fill(1)]);
+        let widths = [10, 12, 16, 6].map(Constraint::Length).into_iter().chain([Constraint::Fill(1)]);
         let table =
             Table::new(rows, widths).header(self.titles(cells::EXECUTORS)).block(self.block("executors"));
         frame.render_widget(table, area);
@@ -236,7 +236,7 @@ mod tests {
     fn a_page_shows_everything_side_by_side_or_below_each_other() {
         let mut page = Page::new("http://gateway", look(0.0, 4), Ink::Ansi);
         page.take(Ok(look(37.5, 6)));
-        for (columns, rows) in [(120, 36), (80, 40)] {
+        for (columns, rows) in [(140, 36), (80, 40)] {
             let text = shown(&page, columns, rows);
             for part in [
                 "smol, serving for 9 s, version 1.2",
