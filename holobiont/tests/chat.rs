@@ -20,6 +20,21 @@ fn a_question_on_the_command_line_is_answered_on_stdout() {
 }
 
 #[test]
+fn a_question_alone_is_to_the_base_and_a_word_alone_is_a_name() {
+    let (stage, gateway) = (Stage::new(), FakeGateway::start());
+    let ended = run(&mut gateway.command(&stage, &["chat", "Tell me: who are you?"]));
+    assert_eq!((ended.status.code(), ended.out.as_str()), (Some(0), "I am smol\n"), "{}", ended.err);
+    assert_eq!(
+        gateway.bodies()[0]["messages"],
+        json!([{"role": "user", "content": "Tell me: who are you?"}])
+    );
+    for target in ["nobody", ":no body"] {
+        let ended = run(&mut gateway.command(&stage, &["chat", target]));
+        assert_eq!(ended.status.code(), Some(3), "{target}: {}", ended.err);
+    }
+}
+
+#[test]
 fn a_question_may_come_from_stdin_and_the_answer_leave_as_json() {
     let (stage, gateway) = (Stage::new(), FakeGateway::start());
     let mut command = gateway.command(&stage, &["chat", "--json"]);
