@@ -1,4 +1,6 @@
-"""One browser for all tests, and a fresh page for each."""
+"""One browser for all tests, and a fresh page for each, or for all of a file."""
+
+import contextlib
 
 import pytest
 from chromium import Page, browser
@@ -11,8 +13,8 @@ def running():
         yield running
 
 
-@pytest.fixture
-def open_page(running):
+@contextlib.contextmanager
+def opener(running):
     """Opens the page, with answers in the server's place if any are given, and waits until it shows the models."""
     pages = []
 
@@ -29,6 +31,19 @@ def open_page(running):
     yield open_page
     for page in pages:
         page.close()
+
+
+@pytest.fixture
+def open_page(running):
+    with opener(running) as open_page:
+        yield open_page
+
+
+@pytest.fixture(scope="module")
+def keep_page(running):
+    """The same for pages that the tests of a file share."""
+    with opener(running) as open_page:
+        yield open_page
 
 
 @pytest.fixture

@@ -90,32 +90,42 @@ STRUCTURE = r"""(() => {
 EVERYTHING = "# A `b`\n\n[c](https://a.example/), *d*\n\n> e\n\n- f\n\n```py\ng\n```\n\n| h | i |\n|---|---|\n| j | k |"
 
 
-@pytest.fixture
-def full(open_page):
+def fill(open_page, view, **options):
     """A view with all in it that can be there."""
-    def full(view, **options):
-        rows = [adapter(), adapter("parrot", tenant="alice", state="failed", error="its files are gone", pinned=True)]
-        metrics = "".join(f'holobiont_adapter_time_to_first_token_seconds_bucket{{adapter="base",le="{bound}"}} 9\n'
-                          for bound in ("0.1", "1", "+Inf"))
-        kinds = ("weights", "blocks", "adapters", "history", "workers", "clients", "drafts")
-        held = {f"{kind}_bytes": 100 << 20 for kind in kinds} | {"limit_bytes": 1 << 33}
-        memory = status()[2]["memory"] | {"held": held}
-        given = [*training(job(), job(id="ftjob-2", status="failed", error={"message": "no"})), status(memory=memory),
-                 table(*rows), ("/metrics", 200, metrics)]
-        page = open_page(view, answers=given, **options)
-        # What breathes is paler for a moment.
-        page.tab.emulate_media(reduced_motion="reduce")
-        if view in ("chat", "compare"):
-            page.answer(*stream(EVERYTHING))
-            ask(page, "Hello")
-            page.answer(*refusal(429, "queue_full", "full", {"retry-after": "60"}))
-            ask(page, "Again")
-        else:
-            page.until("document.querySelector('.plot .line[d*=L]')")
-        page.eval("document.querySelectorAll('details').forEach((details) => { details.open = true; })")
-        if view == "residency":
-            page.click("#add-open")
-            page.until("document.querySelector('#numbers tbody tr')")
+    rows = [adapter(), adapter("parrot", tenant="alice", state="failed", error="its files are gone", pinned=True)]
+    metrics = "".join(f'holobiont_adapter_time_to_first_token_seconds_bucket{{adapter="base",le="{bound}"}} 9\n'
+                      for bound in ("0.1", "1", "+Inf"))
+    kinds = ("weights", "blocks", "adapters", "history", "workers", "clients", "drafts")
+    held = {f"{kind}_bytes": 100 << 20 for kind in kinds} | {"limit_bytes": 1 << 33}
+    memory = status()[2]["memory"] | {"held": held}
+    given = [*training(job(), job(id="ftjob-2", status="failed", error={"message": "no"})), status(memory=memory),
+             table(*rows), ("/metrics", 200, metrics)]
+    page = open_page(view, answers=given, **options)
+    # What breathes is paler for a moment.
+    page.tab.emulate_media(reduced_motion="reduce")
+    if view in ("chat", "compare"):
+        page.answer(*stream(EVERYTHING))
+        ask(page, "Hello")
+        page.answer(*refusal(429, "queue_full", "full", {"retry-after": "600"}))
+        ask(page, "Again")
+    else:
+        page.until("document.querySelector('.plot .line[d*=L]')")
+    page.eval("document.querySelectorAll('details').forEach((details) => { details.open = true; })")
+    if view == "residency":
+        page.click("#add-open")
+        page.until("document.querySelector('#numbers tbody tr')")
+    return page
+
+
+@pytest.fixture(scope="module")
+def full(keep_page):
+    """Views with all in them, each filled once."""
+    filled = {}
+
+    def full(view, scheme="light", width=1280):
+        page = filled[view] = filled.get(view) or fill(keep_page, view)
+        page.tab.emulate_media(color_scheme=scheme)
+        page.tab.set_viewport_size({"width": width, "height": 800})
         # What moves has the colours it goes to.
         page.wait(0.5)
         return page
@@ -132,8 +142,9 @@ def test_everything_can_be_read(full, view, scheme):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_what_opens_above_the_page_can_be_read(full, scheme):
-    page = full("chat", scheme=scheme)
+def test_what_opens_above_the_page_can_be_read(open_page, scheme):
+    page = fill(open_page, "chat", scheme=scheme)
+    page.wait(0.5)
     page.click("#chat [data-picker]")
     page.until("document.querySelector('#chat .panel li')")
     assert page.eval(CONTRAST)[1] == []
@@ -147,8 +158,8 @@ def test_what_opens_above_the_page_can_be_read(full, scheme):
     assert page.eval(CONTRAST)[1] == []
 
 
-def test_colours_too_pale_to_read_are_found(full):
-    page = full("chat")
+def test_colours_too_pale_to_read_are_found(open_page):
+    page = fill(open_page, "chat")
     page.eval("document.documentElement.style.setProperty('--soft', '#999')")
     assert any("text 2." in found for found in page.eval(CONTRAST)[1])
 

@@ -13,6 +13,18 @@ OUTLINE = """(() => {
 })()"""
 
 
+@pytest.fixture(scope="module")
+def kept(keep_page):
+    return keep_page()
+
+
+@pytest.fixture
+def fresh(kept):
+    """A new conversation on a page that all of these share."""
+    kept.click("#fresh")
+    return kept
+
+
 def shown(page, *pieces):
     page.answer(*stream(*pieces))
     ask(page, "Say something")
@@ -46,8 +58,8 @@ CASES = {
 
 
 @pytest.mark.parametrize("source", CASES)
-def test_markdown_is_shown_as_what_it_means(page, source):
-    assert shown(page, source) == CASES[source]
+def test_markdown_is_shown_as_what_it_means(fresh, source):
+    assert shown(fresh, source) == CASES[source]
 
 
 def test_token_by_token_it_becomes_what_it_is_at_once(open_page):
@@ -106,10 +118,10 @@ def test_nothing_that_a_model_says_becomes_anything_but_text_and_links(page):
     "```" + " " * 30_000 + "`", "#" + " " * 30_000 + "x", "\n".join(" " * depth + "- a" for depth in range(300)),
     "| a |\n|" + "-|" * 8_000, "_a" * 15_000, "https://" * 4_000, "a\n" * 15_000,
 ], ids=lambda text: repr(text[:6]))
-def test_text_that_was_made_to_take_long_is_shown(page, text):
-    page.answer(*stream(text[: len(text) // 2], text[len(text) // 2 :]))
-    ask(page, "Say something")
-    assert page.eval("document.querySelector('.answer .text').childNodes.length") > 0
+def test_text_that_was_made_to_take_long_is_shown(fresh, text):
+    fresh.answer(*stream(text[: len(text) // 2], text[len(text) // 2 :]))
+    ask(fresh, "Say something")
+    assert fresh.eval("document.querySelector('.answer .text').childNodes.length") > 0
 
 
 def test_what_was_said_can_be_seen_and_copied_as_it_was_written(page):

@@ -121,7 +121,7 @@ def test_pause_holds_everything_still(operated):
     page.click("#pause")
     page.wait(0.5)
     count = polls(page)
-    page.wait(4.5)
+    page.wait(3)
     assert polls(page) == count
     page.click("#pause")
     page.until("document.querySelector('#pause[aria-pressed=false]')")
@@ -139,7 +139,7 @@ def test_polling_pauses_while_nobody_looks_and_goes_on_after(open_page, look_awa
     page.eval(look_away)
     page.wait(0.5)
     count = polls(page)
-    page.wait(4.5)
+    page.wait(3)
     assert polls(page) == count
     page.eval("location.hash = '#/residency'")
     page.eval("setHidden(false)")
