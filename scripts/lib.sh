@@ -17,6 +17,32 @@ die() {
     exit 1
 }
 
+# What a check has seen, and when.
+ok() { printf '    %-70s %4d s\n' "$*" "$SECONDS" >&2; }
+
+# must WHAT COMMAND...: names what does not hold. A check that has more to tell then has a function `explain`.
+must() {
+    local what=$1
+    shift
+    if ! "$@"; then
+        ! declare -F explain >/dev/null || explain >&2 || true
+        die "not so: $what"
+    fi
+    ok "$what"
+}
+
+not() { ! "$@"; }
+
+# until_true SECONDS COMMAND...: tries again until it succeeds; a watchdog, not a limit of speed.
+until_true() {
+    local end=$((SECONDS + $1))
+    shift
+    until "$@"; do
+        ((SECONDS < end)) || return 1
+        sleep 0.2
+    done
+}
+
 # need COMMAND PACKAGE: refuses, by name, to go on without a command.
 need() {
     command -v "$1" >/dev/null || die "$1 is not installed" "$2"
@@ -30,6 +56,9 @@ need_build_tools() {
 
 # What a deployment runs, and what a person runs beside it.
 readonly programs_of_a_deployment=(holobiont gateway base-executor lora-worker holobiont-client holobiont-trainer endpoint-picker)
+
+# What packages hold: the simulator, too, which `holobiont simulate` runs.
+readonly programs_of_a_package=("${programs_of_a_deployment[@]}" holobiont-simulator)
 
 # build PROFILE PROGRAM...: builds programs, and nothing else. By their names and not by `--package`: cargo then chooses
 # the features of what they are made of for the whole workspace, so all builds share what is compiled.
@@ -54,6 +83,54 @@ build_small() {
     done
 }
 
+# packaging_options OUT ARGUMENTS...: what scripts that package are told. Sets profile, cargo_profile, wants_build and out.
+packaging_options() {
+    profile=release wants_build=1 out=$1
+    shift
+    local usage="${0##*/} [--profile release|debug] [--no-build] [--out DIR]"
+    while (($#)); do
+        case $1 in
+            --profile) profile=${2:-} && shift ;;
+            --no-build) wants_build='' ;;
+            --out) out=${2:-} && shift ;;
+            *) die "unknown option $1" "$usage" ;;
+        esac
+        shift
+    done
+    case $profile in
+        release) cargo_profile=release ;;
+        debug) cargo_profile=dev ;;
+        *) die "there is no profile $profile" "$usage" ;;
+    esac
+}
+
+# build_to_package PROGRAM...: builds them, unless they are to be there already, as packaging_options heard.
+build_to_package() {
+    if [[ -n $wants_build ]]; then
+        say "building ($profile)"
+        build "$cargo_profile" "$@"
+    fi
+    local program
+    for program in "$@"; do
+        [[ -x $target_dir/$profile/$program ]] || die "target/$profile/$program is not built" "leave out --no-build"
+    done
+}
+
+# make_documents FOLDER: manual pages and completions, as the programs know them; of those whose name nobody else's program
+# has. Whoever packages puts them where they are looked for.
+make_documents() {
+    local program
+    rm -rf "$1"
+    mkdir -p "$1"/{man,bash,zsh,fish}
+    "$target_dir/$profile/holobiont" man --out "$1/man" >/dev/null
+    for program in "${programs_of_a_package[@]}"; do
+        [[ $program == holobiont* ]] || continue
+        "$target_dir/$profile/$program" completions bash >"$1/bash/$program"
+        "$target_dir/$profile/$program" completions zsh >"$1/zsh/_$program"
+        "$target_dir/$profile/$program" completions fish >"$1/fish/$program.fish"
+    done
+}
+
 # Prints a Python that has pip: python3 itself, or that of a virtual environment made for the purpose.
 python_with_pip() {
     local python=$root/.venv/bin/python
@@ -67,14 +144,20 @@ python_with_pip() {
     fi
 }
 
-# Makes .venv, unless it is there.
+# make_venv [FOLDER]: makes a virtual environment there, by default in .venv, unless it is there.
 make_venv() {
-    local python=$root/.venv/bin/python
-    if [[ -x $python ]] && "$python" -m pip --version >/dev/null 2>&1; then return; fi
-    say "making a virtual environment in .venv"
+    local folder=${1:-$root/.venv}
+    if [[ -x $folder/bin/python ]] && "$folder/bin/python" -m pip --version >/dev/null 2>&1; then return; fi
+    say "making a virtual environment in ${folder##*/}"
     # Debian has venv, and the pip that goes into it, in a package of its own.
-    python3 -m venv --clear "$root/.venv" >&2 ||
+    python3 -m venv --clear "$folder" >&2 ||
         die "python3 can make no virtual environment" "apt install python3-venv python3-pip"
+}
+
+# install_into FOLDER ARGUMENTS...: has pip install into a virtual environment. Python compiles what it needs of it, when it
+# does.
+install_into() {
+    make_venv "$1" && "$1/bin/python" -m pip install --quiet --no-compile --disable-pip-version-check "${@:2}"
 }
 
 # free_port FIRST: the first port of 127.0.0.1 from FIRST on that nobody listens on.

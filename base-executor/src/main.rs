@@ -12,6 +12,7 @@ use files::location::LocationError;
 use model::{skeleton::SkeletonError, sources::open::OpenError};
 use model_draft::open::DraftError;
 use settings::{
+    completions,
     exit::{Exit, in_one_line},
     variables::{UnknownVariable, check_environment},
 };
@@ -54,6 +55,7 @@ fn run() -> anyhow::Result<ExitCode> {
             arguments.remove(1);
             probe::run(&probe::ProbeConfig::parse_from(arguments))?;
         }
+        _ if completions::are_asked_for::<Config>(&arguments) => {}
         _ => base_executor::run(&Config::parse_from(arguments).validated()?)?,
     }
     Ok(ExitCode::SUCCESS)

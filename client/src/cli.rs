@@ -23,7 +23,8 @@ mod show;
 mod size;
 pub mod terminal;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand};
+use clap_complete::Shell;
 
 use self::{
     exit::{CliError, Exit},
@@ -56,6 +57,12 @@ enum Command {
     Stats(show::StatsArguments),
     /// Measures decoding: JSON lines
     Bench(bench::Arguments),
+    /// Prints a completion script for a shell
+    Completions {
+        /// The shell that will read it
+        #[arg(value_enum)]
+        shell: Shell,
+    },
 }
 
 /// Does what the command line says.
@@ -69,6 +76,7 @@ pub fn run(cli: Cli) -> Exit {
         Command::Sites(arguments) => show::sites(&arguments, terminal),
         Command::Stats(arguments) => show::stats(&arguments, terminal),
         Command::Bench(arguments) => bench::run(&arguments, terminal),
+        Command::Completions { shell } => completions(shell, terminal),
     };
     match done {
         Ok(()) => Exit::Ok,
@@ -79,10 +87,14 @@ pub fn run(cli: Cli) -> Exit {
     }
 }
 
+fn completions(shell: Shell, terminal: Terminal) -> Result<(), CliError> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "holobiont-client", &mut script);
+    Ok(terminal.print(String::from_utf8_lossy(&script).trim_end())?)
+}
+
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory as _;
-
     use super::*;
 
     #[test]

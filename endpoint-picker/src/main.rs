@@ -8,6 +8,7 @@ use endpoint_picker::{
     server,
 };
 use settings::{
+    completions,
     exit::{Exit, in_one_line},
     variables::{UnknownVariable, check_environment},
 };
@@ -24,7 +25,11 @@ fn main() -> ExitCode {
 }
 
 fn serve() -> Result<(), Box<dyn Error>> {
-    let args = Args::parse();
+    let arguments: Vec<_> = std::env::args_os().collect();
+    if completions::are_asked_for::<Args>(&arguments) {
+        return Ok(());
+    }
+    let args = Args::parse_from(arguments);
     check_environment()?;
     Ok(server::run(Config::try_from(args)?)?)
 }

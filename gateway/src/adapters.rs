@@ -7,6 +7,7 @@
 //!
 //! - [`registry`]: all of it held together. What is done with it is told in the rooms of the doing:
 //!   - [`change`]: load, replace, unload, pin; [`request`] is what a load says.
+//!   - [`upload`]: the same with files that are sent along.
 //!   - `on_demand`: an adapter loaded into an executor when a request needs it there, others making room.
 //!   - `restore`: an executor that was just connected made ready.
 //!   - `added`: several adapters leased at once, as their sum; `sums` says what that is, and which there are.
@@ -59,6 +60,7 @@ mod restore;
 pub mod store;
 mod sums;
 pub mod table;
+pub mod upload;
 
 pub use self::{
     change::Pin,
@@ -71,7 +73,7 @@ pub use self::{
     registry::{Fleet, Options, Registry},
     request::{LoadRequest, Replace},
     residency::Tier,
-    store::{BucketAddress, FetchFigures},
+    store::{Arriving, BucketAddress, FetchFigures, StoreError},
 };
 
 /// Places where a test may make the gateway die or fail, in the order of an adapter's life.

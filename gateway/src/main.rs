@@ -8,6 +8,7 @@ use gateway::{
     maintenance, server,
 };
 use settings::{
+    completions,
     exit::{Exit, in_one_line},
     variables::{UnknownVariable, check_environment},
 };
@@ -29,6 +30,9 @@ fn serve() -> Result<(), Box<dyn Error>> {
         arguments.remove(1);
         check_environment()?;
         return Ok(maintenance::run(maintenance::Task::parse_from(arguments))?);
+    }
+    if completions::are_asked_for::<Args>(&arguments) {
+        return Ok(());
     }
     let args = Args::parse();
     check_environment()?;

@@ -18,7 +18,7 @@
 //! - [`frames`]: the answer as it comes, in somebody's shape; [`stream`], [`collect`]: in that of chat and completions, as it comes or as one
 //!   body.
 //! - [`types`]: the bodies that are sent.
-//! - [`models`], [`tokens`], [`adapters`]: the routes that are not about generation.
+//! - [`models`], [`tokens`], [`adapters`], [`upload`]: the routes that are not about generation.
 //! - [`files`], [`fine_tuning`], [`order`]: those about training; [`paging`]: their lists in pieces.
 //! - [`errors`]: the one shape every failure has.
 
@@ -56,5 +56,6 @@ pub mod target;
 pub mod tokens;
 pub mod tools;
 pub mod types;
+pub mod upload;
 
 pub use crate::errors;

@@ -1,52 +1,95 @@
 //! What a browser is shown: the page, the description of the API, and the documentation made from it.
 //!
-//! All three are embedded and load nothing from elsewhere; their headers tell the browser to hold them to that.
+//! All are embedded and load nothing from elsewhere; their headers tell the browser to hold them to that.
 
 use axum::{
-    http::{HeaderMap, HeaderValue, header},
+    extract::Path,
+    http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
 
-const INDEX: &str = include_str!("../assets/index.html");
+use crate::errors::ApiError;
+
+const INDEX: &str = include_str!("../assets/page/index.html");
 const DOCS: &str = include_str!("../assets/docs.html");
 /// The description of every route, in OpenAPI 3.1.
 pub const OPENAPI: &str = include_str!("../assets/openapi.json");
 
 const HTML: &str = "text/html; charset=utf-8";
-/// Scripts and styles are part of the pages; nothing else may be loaded, and nobody may frame them.
-const POLICY: &str = "default-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; \
+const STYLE: &str = "text/css; charset=utf-8";
+const SCRIPT: &str = "text/javascript; charset=utf-8";
+
+/// What the page says, it says from files of this server alone, and no string becomes HTML; nobody may frame it.
+const PAGE_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
+    img-src data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'";
+/// Scripts and styles are part of the documentation; nothing else may be loaded, and nobody may frame it.
+const DOCS_POLICY: &str = "default-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; \
     img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'; object-src 'none'";
 
+/// A part of the page: its name, its type, and what is in it.
+type Part = (&'static str, &'static str, &'static str);
+
+macro_rules! parts {
+    ($($kind:ident: $($name:literal),* $(,)?;)*) => {
+        /// What the page is made of, by name.
+        pub const PARTS: &[Part] =
+            &[$($(($name, $kind, include_str!(concat!("../assets/page/", $name)))),*),*];
+    };
+}
+
+parts! {
+    STYLE: "style.css", "talk.css", "operate.css";
+    SCRIPT: "adapters.js", "answer.js", "api.js", "clipboard.js", "curl.js", "dom.js", "figures.js", "key.js",
+        "main.js", "markdown.js", "meters.js", "metrics.js", "models.js", "notices.js", "plot.js", "residency.js",
+        "settings.js", "status.js", "stream.js", "talk.js", "theme.js", "training.js", "view.js";
+}
+
 /// `GET /`.
-pub(crate) async fn index() -> Response {
-    page(HTML, INDEX)
+pub(crate) async fn index(asked: HeaderMap) -> Response {
+    page(&asked, HTML, PAGE_POLICY, INDEX)
+}
+
+/// `GET /page/{part}`.
+pub(crate) async fn part(Path(name): Path<String>, asked: HeaderMap) -> Result<Response, ApiError> {
+    let part = PARTS.iter().find(|(known, ..)| *known == name);
+    let (_, kind, text) =
+        part.ok_or_else(|| ApiError::not_found(format!("the page has no part '{name}'; load it again")))?;
+    Ok(page(&asked, kind, PAGE_POLICY, text))
 }
 
 /// `GET /docs`.
-pub(crate) async fn docs() -> Response {
-    page(HTML, DOCS)
+pub(crate) async fn docs(asked: HeaderMap) -> Response {
+    page(&asked, HTML, DOCS_POLICY, DOCS)
 }
 
 /// `GET /openapi.json`.
-pub(crate) async fn openapi() -> Response {
-    page("application/json", OPENAPI)
+pub(crate) async fn openapi(asked: HeaderMap) -> Response {
+    page(&asked, "application/json", DOCS_POLICY, OPENAPI)
 }
 
-fn page(kind: &'static str, text: &'static str) -> Response {
-    let mut response = text.into_response();
-    secure(response.headers_mut());
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
+/// Answers with `text`, or that whoever asks has it already.
+fn page(asked: &HeaderMap, kind: &'static str, policy: &'static str, text: &'static str) -> Response {
+    let tag = format!("\"{:.16}\"", blake3::hash(text.as_bytes()).to_hex());
+    let known = asked.get(header::IF_NONE_MATCH).is_some_and(|known| known.as_bytes() == tag.as_bytes());
+    let mut response = if known { StatusCode::NOT_MODIFIED.into_response() } else { text.into_response() };
+    let headers = response.headers_mut();
+    for (name, value) in secured(policy) {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
+    if let Ok(tag) = HeaderValue::from_str(&tag) {
+        headers.insert(header::ETAG, tag);
+    }
     response
 }
 
-fn secure(headers: &mut HeaderMap) {
-    for (name, value) in [
-        (header::CONTENT_SECURITY_POLICY, POLICY),
+fn secured(policy: &'static str) -> [(HeaderName, &'static str); 5] {
+    [
+        (header::CONTENT_SECURITY_POLICY, policy),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (header::X_FRAME_OPTIONS, "DENY"),
         (header::REFERRER_POLICY, "no-referrer"),
+        // Kept, but asked about each time: a newer gateway has newer pages.
         (header::CACHE_CONTROL, "no-cache"),
-    ] {
-        headers.insert(name, HeaderValue::from_static(value));
-    }
+    ]
 }

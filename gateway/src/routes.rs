@@ -23,7 +23,7 @@ use crate::{
     ollama,
     openai::{
         adapters, answer::Answer, ask::Ask, chat, collect, completions, delivery::Delivery, embeddings,
-        files, fine_tuning, frames, job::Job, models, responses, stream::Chunks, structured, tokens,
+        files, fine_tuning, frames, job::Job, models, responses, stream::Chunks, structured, tokens, upload,
     },
     origin, pages, request,
     tinker::{checkpoints, sampling, sessions, training},
@@ -54,6 +54,7 @@ pub fn table() -> Vec<Route> {
     let delete = |path, access, handler| Route { method: Method::DELETE, path, access, handler };
     let mut table = vec![
         get("/", Access::Open, self::get(pages::index)),
+        get("/page/{part}", Access::Open, self::get(pages::part)),
         get("/docs", Access::Open, self::get(pages::docs)),
         get("/openapi.json", Access::Open, self::get(pages::openapi)),
         get("/health", Access::Open, self::get(health::health)),
@@ -79,9 +80,15 @@ pub fn table() -> Vec<Route> {
         post("/v1/executors/{name}/undrain", Access::Admin, self::post(drain::undrain)),
         get("/v1/lora_adapters", Access::Admin, self::get(adapters::list)),
         post("/v1/load_lora_adapter", Access::Admin, self::post(adapters::load)),
+        // Files go to the disk as they come, and are counted there.
+        post(
+            "/v1/upload_lora_adapter",
+            Access::Admin,
+            self::post(upload::upload).layer(DefaultBodyLimit::disable()),
+        ),
         post("/v1/unload_lora_adapter", Access::Admin, self::post(adapters::unload)),
         post("/v1/pin_lora_adapter", Access::Admin, self::post(adapters::pin)),
-        // Files go to the disk as they come, and are counted there.
+        // Likewise.
         post("/v1/files", Access::User, self::post(files::upload).layer(DefaultBodyLimit::disable())),
         get("/v1/files", Access::User, self::get(files::list)),
         get("/v1/files/{id}", Access::User, self::get(files::one)),

@@ -27,6 +27,7 @@ use crate::{
         show::{self, ShowArguments},
         simulate::{self, SimulateArguments},
         slo, status,
+        top::{self, TopArguments},
         tune::{self, TuneArguments},
         up::{self, UpArguments},
     },
@@ -78,6 +79,9 @@ enum Command {
     /// Shows the base and the adapters that are resident or in use
     #[command(after_help = exit::HELP)]
     Ps(ToGateway<PsArguments>),
+    /// Shows what a deployment does as it does it: tokens, waits, memory, executors, adapters
+    #[command(after_help = exit::HELP)]
+    Top(ToGateway<TopArguments>),
     /// Shows what a deployment does, where it computes adapters, and what waiting cost
     #[command(after_help = exit::HELP)]
     Status(ToGateway<StatusArguments>),
@@ -232,6 +236,7 @@ fn dispatch(command: Command, terminal: Terminal) -> Result<(), Box<dyn Explain>
         Command::Chat(to) => chat::run(to.arguments, &to.gateway, terminal).map_err(boxed),
         Command::Ls(to) => ls::run(&to.url()?, terminal).map_err(boxed),
         Command::Ps(to) => ps::run(&to.arguments, &to.url()?, terminal).map_err(boxed),
+        Command::Top(to) => top::run(&to.arguments, &to.url()?, terminal).map_err(boxed),
         Command::Status(to) => status::run(&to.url()?, terminal).map_err(boxed),
         Command::Slo(to) => slo::run(&to.url()?, terminal).map_err(boxed),
         Command::Drain(to) => drain::drain(&to.arguments, &to.url()?, terminal).map_err(boxed),

@@ -20,5 +20,6 @@ pub(crate) mod show;
 pub(crate) mod simulate;
 pub(crate) mod slo;
 pub(crate) mod status;
+pub(crate) mod top;
 pub(crate) mod tune;
 pub(crate) mod up;

@@ -1,6 +1,7 @@
 //! How answers reach the person: data on stdout, everything else on stderr, colours only where they are wanted.
 
 pub(crate) mod findings;
+pub(crate) mod interval;
 pub(crate) mod progress;
 pub(crate) mod stop_signals;
 pub(crate) mod table;

@@ -3,13 +3,9 @@
 
 mod common;
 
-use std::{
-    io::Write as _,
-    net::TcpListener,
-    process::{Child, Command, Stdio},
-};
+use std::{io::Write as _, net::TcpListener, process::Stdio};
 
-use common::{Stage, eventually_some, gateway::FakeGateway, run};
+use common::{Stage, eventually_some, gateway::FakeGateway, run, terminal::AtTerminal};
 use serde_json::{Value, json};
 
 #[test]
@@ -21,6 +17,21 @@ fn a_question_on_the_command_line_is_answered_on_stdout() {
     assert_eq!(body["messages"], json!([{"role": "user", "content": "Who are you?"}]));
     assert_eq!((&body["max_tokens"], &body["stream"]), (&json!(9), &json!(true)));
     assert_eq!(body["stream_options"], json!({"include_usage": true}), "no terminal, no guesses");
+}
+
+#[test]
+fn a_question_alone_is_to_the_base_and_a_word_alone_is_a_name() {
+    let (stage, gateway) = (Stage::new(), FakeGateway::start());
+    let ended = run(&mut gateway.command(&stage, &["chat", "Tell me: who are you?"]));
+    assert_eq!((ended.status.code(), ended.out.as_str()), (Some(0), "I am smol\n"), "{}", ended.err);
+    assert_eq!(
+        gateway.bodies()[0]["messages"],
+        json!([{"role": "user", "content": "Tell me: who are you?"}])
+    );
+    for target in ["nobody", ":no body"] {
+        let ended = run(&mut gateway.command(&stage, &["chat", target]));
+        assert_eq!(ended.status.code(), Some(3), "{target}: {}", ended.err);
+    }
 }
 
 #[test]
@@ -68,71 +79,6 @@ fn a_seed_and_a_system_message_reach_the_gateway() {
     assert_eq!(body["messages"][0], json!({"role": "system", "content": "Be brief."}));
 }
 
-/// `chat` at a terminal of its own, which `script` makes.
-struct AtTerminal {
-    child: Child,
-    shown: std::path::PathBuf,
-}
-
-impl AtTerminal {
-    fn start(gateway: &FakeGateway, stage: &Stage, arguments: &[&str]) -> Self {
-        let chat = gateway.command(stage, arguments);
-        let shown = stage.home.path().join("typescript");
-        // What an earlier conversation showed.
-        let _ = std::fs::remove_file(&shown);
-        let words = [chat.get_program()].into_iter().chain(chat.get_args());
-        let line: Vec<_> = words.map(|word| word.to_str().unwrap()).collect();
-        let mut script = Command::new("script");
-        script
-            .args(["--quiet", "--flush", "--return", "--command"])
-            .arg(format!("stty cols 80 rows 24; exec {}", line.join(" ")))
-            .arg(&shown);
-        script.env_clear().envs(chat.get_envs().filter_map(|(name, value)| Some((name, value?))));
-        script.env("TERM", "xterm").env("SHELL", "/bin/sh");
-        let child = script.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
-        let terminal = Self { child, shown };
-        terminal.wait_for("smol> ");
-        terminal
-    }
-
-    fn shown(&self) -> String {
-        String::from_utf8_lossy(&std::fs::read(&self.shown).unwrap_or_default()).into_owned()
-    }
-
-    fn wait_for(&self, text: &str) {
-        self.wait_for_all(&[text]);
-    }
-
-    /// Waits until these have been shown, each behind the one before it.
-    fn wait_for_all(&self, texts: &[&str]) {
-        let all =
-            |shown: &str| texts.iter().try_fold(shown, |rest, text| Some(rest.split_once(text)?.1)).is_some();
-        eventually_some(&format!("{texts:?} in {:?}", self.shown()), || all(&self.shown()).then_some(()));
-    }
-
-    fn keys(&mut self, keys: &str) {
-        let stdin = self.child.stdin.as_mut().unwrap();
-        stdin.write_all(keys.as_bytes()).and_then(|()| stdin.flush()).unwrap();
-    }
-
-    /// Ctrl-D, and how it ends. One that comes while an answer is shown is nobody's: hence more than one.
-    fn end(mut self) -> Option<i32> {
-        let ended = eventually_some("the end of the conversation", || {
-            let stdin = self.child.stdin.as_mut().unwrap();
-            let _ = stdin.write_all(b"\x04").and_then(|()| stdin.flush());
-            self.child.try_wait().unwrap()
-        });
-        ended.code()
-    }
-}
-
-impl Drop for AtTerminal {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 fn wait_for_bodies(gateway: &FakeGateway, count: usize) -> Vec<Value> {
     eventually_some(&format!("{count} requests"), || {
         Some(gateway.bodies()).filter(|bodies| bodies.len() >= count)
@@ -142,7 +88,7 @@ fn wait_for_bodies(gateway: &FakeGateway, count: usize) -> Vec<Value> {
 #[test]
 fn ctrl_c_ends_a_silent_answer_and_not_the_conversation() {
     let (stage, gateway) = (Stage::new(), FakeGateway::start());
-    let mut terminal = AtTerminal::start(&gateway, &stage, &["chat"]);
+    let mut terminal = AtTerminal::start(&gateway.command(&stage, &["chat"]), &stage, "smol> ");
     terminal.keys("Take your time.\r");
     terminal.wait_for("Well, ");
     terminal.keys("\u{3}");
@@ -161,13 +107,13 @@ fn ctrl_c_ends_a_silent_answer_and_not_the_conversation() {
         json!(said.map(|(role, content)| json!({"role": role, "content": content})))
     );
     assert_eq!(body["seed"], json!(7));
-    assert_eq!(terminal.end(), Some(0));
+    assert_eq!(terminal.end("\x04"), Some(0));
 }
 
 #[test]
 fn what_is_drafted_is_shown_dimmed_and_erased_before_the_answer_goes_on() {
     let (stage, gateway) = (Stage::new(), FakeGateway::start());
-    let mut terminal = AtTerminal::start(&gateway, &stage, &["chat"]);
+    let mut terminal = AtTerminal::start(&gateway.command(&stage, &["chat"]), &stage, "smol> ");
     terminal.keys("Guess!\r");
     terminal.wait_for_all(&[
         "I am \u{1b}7",
@@ -181,32 +127,32 @@ fn what_is_drafted_is_shown_dimmed_and_erased_before_the_answer_goes_on() {
     let bodies = wait_for_bodies(&gateway, 2);
     assert_eq!(bodies[0]["stream_options"]["provisional"], json!(true));
     assert_eq!(bodies[1]["messages"][1]["content"], "I am smol", "only what was said was said");
-    assert_eq!(terminal.end(), Some(0));
+    assert_eq!(terminal.end("\x04"), Some(0));
     for arguments in [&["chat", "--no-provisional"][..], &["chat", "--color", "never"]] {
-        let mut terminal = AtTerminal::start(&gateway, &stage, arguments);
+        let mut terminal = AtTerminal::start(&gateway.command(&stage, arguments), &stage, "smol> ");
         terminal.keys("Go on.\r");
         terminal.wait_for("I am smol");
         let asked = gateway.bodies().pop().unwrap();
         assert_eq!(asked["stream_options"], json!({"include_usage": true}), "{arguments:?}");
-        assert_eq!(terminal.end(), Some(0));
+        assert_eq!(terminal.end("\x04"), Some(0));
     }
 }
 
 #[test]
 fn lines_are_edited_completed_and_remembered_from_one_conversation_to_the_next() {
     let (stage, gateway) = (Stage::new(), FakeGateway::start());
-    let mut terminal = AtTerminal::start(&gateway, &stage, &["chat"]);
+    let mut terminal = AtTerminal::start(&gateway.command(&stage, &["chat"]), &stage, "smol> ");
     // Left, backspace, a letter, Ctrl-E; then a name completed, and a text of two lines.
     terminal.keys("hullo\u{1b}[D\u{1b}[D\u{1b}[D\u{7f}e\u{5} you\r");
     terminal.wait_for("I am smol");
     terminal.keys("/ad\tpi\t\r\"\"\"one\rtwo\"\"\"\r");
     terminal.wait_for("I am pirate");
-    assert_eq!(terminal.end(), Some(0));
-    let mut terminal = AtTerminal::start(&gateway, &stage, &["chat"]);
+    assert_eq!(terminal.end("\x04"), Some(0));
+    let mut terminal = AtTerminal::start(&gateway.command(&stage, &["chat"]), &stage, "smol> ");
     // Within the text of two lines, Up goes to its first line before it goes to what was typed before.
     terminal.keys("\u{1b}[A\u{1b}[A\u{1b}[A\u{1b}[A\r");
     let bodies = wait_for_bodies(&gateway, 3);
     let asked = |body: &Value| body["messages"].as_array().unwrap().last().unwrap()["content"].clone();
     assert_eq!(bodies.iter().map(asked).collect::<Vec<_>>(), ["hello you", "one\ntwo", "hello you"]);
-    assert_eq!(terminal.end(), Some(0));
+    assert_eq!(terminal.end("\x04"), Some(0));
 }

@@ -9,6 +9,7 @@ use common::{
     Stage,
     gateway::{FakeGateway, STATUS, adapters},
     run,
+    terminal::AtTerminal,
 };
 use serde_json::{Value, json};
 
@@ -121,6 +122,45 @@ fn ps_shows_the_base_and_who_is_resident_and_the_body_unchanged_as_json() {
     assert!(all.out.contains("haiku"), "{}", all.out);
     let json = run(&mut gateway.command(&stage, &["ps", "--json"]));
     assert_eq!(json.out.trim_end(), adapters().to_string());
+}
+
+#[test]
+fn top_looks_once_where_there_is_no_terminal_and_in_json_where_that_is_asked_for() {
+    let (stage, gateway) = (Stage::new(), FakeGateway::start());
+    let ended = run(&mut gateway.command(&stage, &["top"]));
+    assert_eq!(ended.status.code(), Some(0), "{}", ended.err);
+    assert_eq!(ended.out, run(&mut gateway.command(&stage, &["top", "--once"])).out);
+    let lines: Vec<Vec<&str>> = ended.out.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert!(
+        lines.contains(&vec!["pirate", "host", "2", "12.5", "125", "ms", "238", "ms", "4"]),
+        "{}",
+        ended.out
+    );
+    let json = run(&mut gateway.command(&stage, &["top", "--once", "--json"]));
+    let value: Value = serde_json::from_str(&json.out).unwrap();
+    assert_eq!(value["tokens_per_s"]["generated"], 37.5);
+    assert_eq!(value["models"][1]["first_token"], json!({"count": 4, "mean_ms": 125.0, "p95_ms": 237.5}));
+    assert_eq!(value["executors"][0]["workers"], json!({"seated": 1, "expected": 2, "lost": 0}));
+}
+
+#[test]
+fn top_stays_on_a_terminal_until_somebody_quits_and_leaves_it_as_it_was() {
+    let (stage, gateway) = (Stage::new(), FakeGateway::start());
+    let terminal =
+        AtTerminal::start(&gateway.command(&stage, &["top", "--interval", "0.1"]), &stage, "pirate");
+    terminal.wait_for("quits");
+    // In the screen that is put away at the end, as `script` saw it.
+    terminal.wait_for("\u{1b}[?1049h");
+    let typescript = terminal.typescript();
+    assert_eq!(terminal.end("q"), Some(0));
+    let shown = std::fs::read_to_string(typescript).unwrap();
+    assert!(shown.contains("\u{1b}[?1049l"), "{shown:?}");
+}
+
+#[test]
+fn top_without_a_gateway_says_so() {
+    let ended = run(&mut Stage::new().command(&["top", "--url", "http://127.0.0.1:9"]));
+    assert_eq!(ended.status.code(), Some(5), "{}", ended.err);
 }
 
 #[test]

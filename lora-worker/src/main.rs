@@ -5,6 +5,7 @@ use std::{error::Error, process::ExitCode};
 use clap::Parser as _;
 use lora_worker::config::{Config, ConfigError};
 use settings::{
+    completions,
     exit::{Exit, in_one_line},
     variables::{UnknownVariable, check_environment},
 };
@@ -34,6 +35,10 @@ fn exit_of(error: &anyhow::Error) -> Exit {
 }
 
 fn run() -> anyhow::Result<()> {
+    let arguments: Vec<_> = std::env::args_os().collect();
+    if completions::are_asked_for::<Config>(&arguments) {
+        return Ok(());
+    }
     check_environment()?;
-    lora_worker::run(&Config::parse().validated()?)
+    lora_worker::run(&Config::parse_from(arguments).validated()?)
 }

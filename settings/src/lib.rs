@@ -16,6 +16,7 @@
 //! - [`ServiceClass`]: what is promised to tenants and adapters
 //! - [`variables`]: every other variable there is, and the refusal of all that are none
 //! - [`described`], [`SettingFlags`]: declarations as flags
+//! - [`completions`]: what shells read of a program's flags
 //! - [`exit`]: exit codes, and why a program ended, in one line
 //! - [`file`](mod@file): how a field of a deployment file is read
 //!
@@ -27,6 +28,7 @@
 #![forbid(unsafe_code)]
 
 mod class;
+pub mod completions;
 mod declaration;
 mod draft;
 pub mod exit;

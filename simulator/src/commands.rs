@@ -30,7 +30,8 @@ mod worlds;
 
 use std::io::{self, Write};
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand};
+use clap_complete::Shell;
 use serde::Serialize;
 
 pub use self::options::{Options, Preset};
@@ -72,6 +73,12 @@ enum Command {
     Bench(bench::Bench),
     /// The cost model in JSON, to be changed and given back by --cost-model.
     Costs(Options),
+    /// A completion script for a shell.
+    Completions {
+        /// The shell that will read it
+        #[arg(value_enum)]
+        shell: Shell,
+    },
 }
 
 /// Why a command came to nothing.
@@ -117,6 +124,11 @@ impl Cli {
             Command::Worlds(worlds) => worlds.run(out),
             Command::Bench(bench) => bench.run(out),
             Command::Costs(options) => print(out, &options.setup()?.cost),
+            Command::Completions { shell } => {
+                let mut script = Vec::new();
+                clap_complete::generate(shell, &mut Self::command(), "holobiont-simulator", &mut script);
+                Ok(out.write_all(&script)?)
+            }
         }
     }
 }

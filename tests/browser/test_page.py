@@ -6,111 +6,15 @@ answered in its place, between the page and the network. With HOLOBIONT_SCREENSH
 """
 
 import json
-import os
-import pathlib
 import subprocess
 
 import pytest
-from chromium import Page, browser
+from steps import (
+    CHAT, HOSTILE, MODELS, MODELS_SHOWN, URL, answers, ask, cards, job, look, pick, refusal, set_options, stream,
+    training,
+)
 
-URL = os.environ["HOLOBIONT_URL"].rstrip("/").removesuffix("/v1") + "/"
 ADAPTERS = ["haiku", "json", "pirate"]
-HOSTILE = '<img src=x onerror="window.hacked = 1"><script>window.hacked = 1</script>'
-CHAT = "/v1/chat/completions"
-MODELS = "/v1/models"
-MODELS_SHOWN = "document.querySelector('.picker bdi').textContent !== '…'"
-
-
-@pytest.fixture(scope="session")
-def running():
-    with browser() as running:
-        yield running
-
-
-@pytest.fixture
-def open_page(running):
-    """Opens the page, with answers in the server's place if any are given, and waits until it shows the models."""
-    pages = []
-
-    def open_page(view="chat", answers=(), until=MODELS_SHOWN, **options):
-        page = Page(running, **options)
-        pages.append(page)
-        for answer in answers:
-            page.answer(*answer)
-        page.open(f"{URL}#/{view}")
-        if until:
-            page.until(until)
-        return page
-
-    yield open_page
-    for page in pages:
-        page.close()
-
-
-@pytest.fixture
-def page(open_page):
-    return open_page()
-
-
-def look(page, name):
-    """Leaves a picture, if somebody wants to look."""
-    folder = os.environ.get("HOLOBIONT_SCREENSHOTS")
-    if folder:
-        pathlib.Path(folder).mkdir(parents=True, exist_ok=True)
-        page.screenshot(os.path.join(folder, f"{name}.png"))
-
-
-def pick(page, label, model):
-    """Picks a model as somebody with a keyboard does: opens the list, searches, Enter."""
-    view = page.eval("location.hash").replace("/", "")
-    page.click(f"{view} [data-picker='{label}']")
-    page.type(model)
-    page.press("Enter")
-    page.until(f"document.querySelector(`{view} [data-picker='{label}'] bdi`).textContent === {json.dumps(model)}")
-
-
-def set_options(page, **fields):
-    page.eval("document.getElementById('settings').open = true")
-    for name, value in fields.items():
-        page.fill(f"#{name.replace('_', '-')}", str(value))
-    page.eval("document.getElementById('settings').open = false")
-
-
-def ask(page, question):
-    """Sends a message and waits until every answer to it has ended."""
-    page.fill("#prompt", question)
-    page.press("Enter")
-    page.until("!document.getElementById('send').hidden && !document.querySelector('[aria-busy=true]')")
-
-
-def answers(page):
-    """The answers of the view that is shown: their text and their facts by name."""
-    return page.eval(
-        "[...document.querySelectorAll('.answer')].filter((node) => node.checkVisibility()).map((node) => ({"
-        " text: node.querySelector('.text').textContent, model: node.querySelector('h3').textContent,"
-        " facts: Object.fromEntries([...node.querySelectorAll('[data-fact]')].map("
-        "   (fact) => [fact.dataset.fact, fact.textContent])) }))"
-    )
-
-
-def refusal(status, code, message, headers=None, path=CHAT):
-    body = {"error": {"message": message, "type": "some_error", "param": None, "code": code}}
-    return (path, status, body, headers or {})
-
-
-def stream(*pieces, ending="data: [DONE]\n\n"):
-    """An event stream whose pieces are the answer's text."""
-    chunks = [{"choices": [{"index": 0, "delta": {"content": piece}, "finish_reason": None}]} for piece in pieces]
-    chunks.append({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
-    body = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + ending
-    return (CHAT, 200, body, {"content-type": "text/event-stream"})
-
-
-def cards(*adapters):
-    base = {"id": "base", "object": "model", "parent": None, "adapter_generation": None}
-    generation = "0123456789abcdef" * 4
-    models = [{"id": name, "object": "model", "parent": "base", "adapter_generation": generation} for name in adapters]
-    return (MODELS, 200, {"object": "list", "data": [base, *models]})
 
 
 # --- What is there ----------------------------------------------------------------------------------------------
@@ -179,6 +83,7 @@ def test_an_answer_streams_and_says_how_it_ended_and_which_generation_gave_it(pa
 
 def test_the_text_is_what_the_server_answers_to_the_same_request(page):
     set_options(page, temperature=0, max_tokens=24, seed=7)
+    page.eval("document.getElementById('markdown').click()")
     ask(page, "What is the sea?")
     [answer] = answers(page)
     sent = [request.post_data_json for request in page.requests if request.url.endswith(CHAT)]
@@ -239,7 +144,7 @@ def test_what_is_drafted_and_taken_back_is_no_part_of_an_answer(open_page):
 def test_an_answer_can_be_had_again_with_curl(page):
     set_options(page, temperature=0, max_tokens=12)
     ask(page, "It's a 'quote' and a $HOME; what is it?")
-    page.click(".facts button")
+    page.click(".acts button:has-text('as curl')")
     command = page.eval("document.querySelector('#curl pre').textContent")
     look(page, "curl")
     told = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True, timeout=60).stdout
@@ -248,6 +153,61 @@ def test_an_answer_can_be_had_again_with_curl(page):
     assert text == answers(page)[0]["text"] != ""
     page.press("Escape")
     assert not page.texts("#curl")
+
+
+def test_sampling_is_what_the_fields_say_and_what_is_empty_is_left_to_the_model(page):
+    page.answer(*stream("Yes"))
+    ask(page, "Hello")
+    set_options(page, temperature=0.5, top_p=0.9, top_k=40, max_tokens=9, seed=3)
+    summary = page.text("#settings summary")
+    ask(page, "Hello")
+    fields = {"temperature", "top_p", "top_k", "max_tokens", "seed"}
+    empty, full = [
+        {name: request.post_data_json[name] for name in fields & set(request.post_data_json)}
+        for request in page.requests if request.url.endswith(CHAT)
+    ]
+    assert set(empty) == {"temperature", "max_tokens", "seed"}
+    assert full == {"temperature": 0.5, "top_p": 0.9, "top_k": 40, "max_tokens": 9, "seed": 3}
+    assert summary == "temperature 0.5 · top p 0.9 · top k 40 · 9 tokens · seed 3"
+
+
+def test_a_field_that_cannot_be_meant_sends_nothing_and_is_shown(page):
+    set_options(page, top_p=2)
+    page.fill("#prompt", "Hello")
+    page.press("Enter")
+    assert page.eval("document.activeElement.id") == "top-p"
+    assert page.eval("document.getElementById('settings').open")
+    assert not [request for request in page.requests if request.url.endswith(CHAT)]
+
+
+def test_again_asks_with_another_seed_and_what_was_said_last_goes_along(page):
+    page.answer(*stream("One"))
+    set_options(page, seed=1)
+    ask(page, "Hello")
+    page.answer(*stream("Two"))
+    page.click(".acts button:has-text('again')")
+    page.until("document.querySelector('.answer .text').textContent === 'Two'")
+    ask(page, "And then?")
+    first, again, then = [request.post_data_json for request in page.requests if request.url.endswith(CHAT)]
+    assert first["messages"] == again["messages"]
+    assert first["seed"] == 1 != again["seed"]
+    assert [message["content"] for message in then["messages"]] == ["Hello", "Two", "And then?"]
+
+
+def test_escape_stops_an_answer_but_not_from_within_a_dialog(page):
+    set_options(page, max_tokens=4)
+    ask(page, "Hello")
+    set_options(page, max_tokens=4000, temperature=0)
+    page.fill("#prompt", "Write a long essay about the history of the sea and of all who sailed it.")
+    page.press("Control+Enter")
+    page.until("document.querySelector('.answer[aria-busy=true] .text')?.textContent.length > 20")
+    page.eval("document.querySelector('.acts button:last-child').click()")
+    page.press("Escape")
+    assert page.eval("document.querySelectorAll('dialog[open]').length") == 0
+    assert page.eval("document.querySelectorAll('[aria-busy=true]').length") == 1
+    page.press("Escape")
+    page.until("document.querySelectorAll('[data-fact=finish]').length === 2")
+    assert answers(page)[1]["facts"]["finish"] == "stopped by you"
 
 
 # --- Comparing --------------------------------------------------------------------------------------------------
@@ -284,94 +244,15 @@ def test_one_model_with_one_seed_gives_one_answer_twice(open_page):
     assert a["text"] == b["text"] != ""
 
 
-# --- Residency --------------------------------------------------------------------------------------------------
-
-
-def test_the_table_shows_every_adapter_and_is_sorted_by_what_is_clicked(open_page):
-    page = open_page("residency", until="document.querySelectorAll('tbody tr').length === 3")
-    assert page.texts("tbody th") == ADAPTERS
-    assert [title.split()[0] for title in page.texts("thead th")] == [
-        "NAME", "GEN", "RANK", "TIER", "REQS", "TOK/S", "PINNED", "STATE",
-    ]
-    assert page.texts("tbody .state") == ["ready"] * 3
-    page.click("thead th:nth-child(3) button")
-    ranks = [int(rank) for rank in page.texts("tbody td:nth-child(3)")]
-    assert ranks == sorted(ranks, reverse=True)
-    assert page.eval("document.querySelector('th[aria-sort]').innerText").startswith("RANK")
-    page.fill("#adapters-filter", "PIR")
-    assert page.texts("tbody th") == ["pirate"]
-    assert page.complaints == []
-
-
-def test_figures_are_live(open_page):
-    page = open_page("residency", until="document.querySelectorAll('.figure path[d*=L]').length >= 4")
-    assert all(text.replace(",", "").replace(".", "").isdigit() for text in page.texts(".figure dd:nth-of-type(1)"))
-    assert "of" in page.text("#meters")
-    assert [word.split()[0] for word in page.texts("#division div span")] == ["running", "history", "adapters", "free"]
-    assert page.eval("document.querySelectorAll('#division path[d*=L]').length") == 3
-
-
-@pytest.mark.parametrize("look_away", ["location.hash = '#/chat'", "setHidden(true)"], ids=["view", "tab"])
-def test_polling_pauses_while_nobody_looks_and_goes_on_after(open_page, look_away):
-    page = open_page("residency", until="document.querySelectorAll('tbody tr').length === 3")
-    page.eval(
-        "window.setHidden = (hidden) => { Object.defineProperty(document, 'hidden', { value: hidden, configurable: true });"
-        " document.dispatchEvent(new Event('visibilitychange')); }"
-    )
-    page.eval(look_away)
-    page.wait(0.5)
-    count = polls(page)
-    page.wait(4.5)
-    assert polls(page) == count
-    page.eval("location.hash = '#/residency'")
-    page.eval("setHidden(false)")
-    page.wait(0.5)
-    assert polls(page) > count
-
-
-def polls(page):
-    return len([request for request in page.requests if request.url.endswith("/v1/status")])
-
-
-def test_without_an_admin_key_the_table_is_a_note(open_page):
-    refused = [
-        refusal(403, "insufficient_permissions", "this API key may not do that", path=path)
-        for path in ("/v1/lora_adapters", "/v1/status")
-    ]
-    page = open_page("residency", answers=refused, until="document.querySelector('#residency-note .notice')")
-    assert "role admin" in page.text("#residency-note")
-    assert page.eval("document.getElementById('adapters').checkVisibility()") is False
-
-
 # --- Training ---------------------------------------------------------------------------------------------------
-
-
-def job(**fields):
-    plan = {"steps": 20, "epochs": 2}
-    return {"id": "ftjob-1", "status": "running", "step": 4, "plan": plan, "user_provided_suffix": "sailor", **fields}
-
-
-def events(*losses):
-    return [
-        {"id": f"ftevent-{step}", "data": {"step": step, "train_loss": loss}}
-        for step, loss in reversed(list(enumerate(losses, 1)))
-    ]
-
-
-def training(*jobs, losses=(4.0, 3.0, 2.0, 1.0)):
-    listed = ("/v1/fine_tuning/jobs", 200, {"object": "list", "data": list(jobs), "has_more": False})
-    said = [
-        (f"/v1/fine_tuning/jobs/{job['id']}/events", 200, {"data": events(*losses), "has_more": False}) for job in jobs
-    ]
-    return [listed, *said]
 
 
 def test_jobs_are_shown_with_their_losses_and_can_be_paused(open_page):
     paused = ("/v1/fine_tuning/jobs/ftjob-1/pause", 200, job(status="paused"))
-    page = open_page("training", answers=[paused, *training(job())], until="document.querySelector('.job .train[d*=L]')")
+    page = open_page("training", answers=[paused, *training(job())], until="document.querySelector('.job path.line[d*=L]')")
     assert page.text(".job h3 bdi") == "sailor" and page.text(".job .state") == "running"
     assert "step 4 of 20" in page.text(".job p") and "loss 1.00" in page.text(".job p")
-    assert page.eval("document.querySelector('.job .train').getAttribute('d').split('L').length") == 4
+    assert page.eval("document.querySelector('.job path.line').getAttribute('d').split('L').length") == 4
     assert page.texts(".job button:not([hidden])") == ["Pause", "Cancel"]
     look(page, "training")
     for answer in training(job(status="paused")):
@@ -407,8 +288,8 @@ def test_hostile_names_answers_and_errors_stay_text(open_page):
     ask(page, "Again")
     assert HOSTILE in page.text(".notice")
     page.eval("location.hash = '#/residency'")
-    page.until("document.querySelector('tbody tr')")
-    assert HOSTILE in page.text("tbody th")
+    page.until("document.querySelector('#adapters tbody tr')")
+    assert HOSTILE in page.text("#adapters tbody th")
     for answer in training(job(user_provided_suffix=HOSTILE, status=HOSTILE, error={"message": HOSTILE})):
         page.answer(*answer)
     page.eval("location.hash = '#/training'")
@@ -499,39 +380,13 @@ def test_loading_and_loss_are_told_and_pass_by_themselves(open_page):
     page.until(MODELS_SHOWN)
 
 
-# --- For everybody ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("view", ["chat", "compare", "residency", "training"])
-def test_everything_that_can_be_used_has_a_name(open_page, view):
-    page = open_page(view, until=MODELS_SHOWN)
-    page.eval("document.getElementById('settings').open = true")
-    usable = {"button", "textbox", "searchbox", "combobox", "spinbutton", "link", "table", "meter"}
-    roles = page.names()
-    assert [role for role, name in roles if role in usable - {"table"} and not name] == []
-    assert sum(role in usable for role, _ in roles) > (4 if view == "training" else 8)
-
-
-def test_the_keyboard_alone_is_enough(page):
-    assert page.eval("document.activeElement.id") == "prompt"
-    page.eval("document.querySelector('#chat [data-picker]').focus()")
-    page.press("Enter")
-    page.type("haiku")
-    page.press("Enter")
-    assert page.eval("document.activeElement.dataset.picker") == "Model"
-    page.press("Enter")
-    page.press("Escape")
-    assert page.eval("document.activeElement.dataset.picker") == "Model"
-    ask(page, "What is snow?")
-    assert answers(page)[0]["model"] == "haiku"
-    spoken = page.eval("document.getElementById('spoken').textContent")
-    assert spoken.strip()
+# --- On every screen -----------------------------------------------------------------------------------------------
 
 
 # What reaches over an edge of the screen, but for what scrolls sideways on purpose.
 BESIDE = (
     "[...document.querySelectorAll('body *')].filter((node) => node.checkVisibility()"
-    " && !node.closest('.scroll, .unseen')).map((node) => [node, node.getBoundingClientRect()])"
+    " && !node.closest('.scroll, pre, .unseen')).map((node) => [node, node.getBoundingClientRect()])"
     ".filter(([node, box]) => box.left < -0.5 || box.right > innerWidth + 0.5 || node.scrollWidth > node.clientWidth + 1"
     "   && getComputedStyle(node).overflowX !== 'hidden' && node.clientWidth > 0)"
     ".map(([node]) => node.outerHTML.slice(0, 100))"
@@ -546,6 +401,8 @@ def test_nothing_is_wider_than_the_screen(open_page, scheme, device, width, heig
     def check(name):
         look(page, f"{device}-{scheme}-{name}")
         assert page.eval(BESIDE) == []
+        assert page.eval("[document.documentElement, document.body].every((node) => (node.scrollTop = 9, node.scrollTop === 0))")
+        assert page.eval("document.scrollingElement.scrollWidth") <= width
 
     check("welcome")
     page.click("#chat [data-picker]")
@@ -565,10 +422,17 @@ def test_nothing_is_wider_than_the_screen(open_page, scheme, device, width, heig
     page.click("#settings summary")
     check("settings")
     page.eval("location.hash = '#/residency'")
-    page.until("document.querySelectorAll('.figure path[d*=L]').length >= 4")
+    page.until("document.querySelectorAll('.plot .line[d*=L]').length >= 4")
     check("residency")
+    page.click("#add-open")
+    page.eval("['numbers', 'keys'].forEach((id) => { document.getElementById(id).open = true; })")
+    page.eval("document.getElementById('adapters').scrollIntoView()")
+    check("adapters")
+    page.click(".actions button:last-child")
+    check("remove")
+    page.press("Escape")
     for answer in training(job(), job(id="ftjob-2", status="failed", error={"message": "abcdefghij" * 30})):
         page.answer(*answer)
     page.eval("location.hash = '#/training'")
-    page.until("document.querySelectorAll('.job .train[d*=L]').length === 2")
+    page.until("document.querySelectorAll('.job path.line[d*=L]').length === 2")
     check("training")

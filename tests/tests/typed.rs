@@ -5,6 +5,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
     path::{Path, PathBuf},
+    process::Command as Process,
 };
 
 use clap::{Command, CommandFactory as _, Parser as _};
@@ -29,12 +30,14 @@ fn texts(directory: &Path, ending: &str) -> Vec<(PathBuf, String)> {
     found
 }
 
-/// What people read: the README and the guides.
+/// What people read: the README, the tutorial and the guides.
 fn guides() -> Vec<(PathBuf, String)> {
     let mut found = texts(&root().join("docs/guides"), "md");
-    let readme = root().join("README.md");
-    let text = fs::read_to_string(&readme).unwrap();
-    found.push((readme, text));
+    for page in ["README.md", "docs/tutorial.md"] {
+        let page = root().join(page);
+        let text = fs::read_to_string(&page).unwrap();
+        found.push((page, text));
+    }
     found
 }
 
@@ -240,4 +243,53 @@ fn every_command_that_a_message_or_guide_names_exists() {
 /// Whether a word may be a command's name.
 fn is_plain(word: &str) -> bool {
     word.chars().all(|c| c.is_ascii_lowercase() || c == '-') && !word.starts_with('-')
+}
+
+/// A program, how a word of its command line begins, and how a shell ends it.
+const COMPLETED: [(&str, &str, &str); 8] = [
+    ("holobiont", "adap", "adapters"),
+    ("holobiont-client", "gene", "generate"),
+    ("holobiont-trainer", "sess", "session"),
+    ("holobiont-simulator", "starv", "starvation"),
+    ("gateway", "--served-m", "--served-model-name"),
+    ("base-executor", "--kv-by", "--kv-bytes"),
+    ("lora-worker", "--execu", "--executor"),
+    ("endpoint-picker", "--picker-endp", "--picker-endpoints"),
+];
+
+/// What bash does when somebody presses the tabulator: `SCRIPT PROGRAM WORD`.
+const PRESSED: &str = r#"
+source "$1"
+COMP_WORDS=("$2" "$3") COMP_CWORD=1
+"$(complete -p "$2" | sed 's/.* -F \([^ ]*\).*/\1/')" "$2" "$3" "$2"
+echo "${COMPREPLY[@]}"
+"#;
+
+#[test]
+fn shells_complete_what_is_typed_of_every_program() {
+    let folder = tempfile::tempdir().unwrap();
+    for (program, word, whole) in COMPLETED {
+        for shell in ["bash", "zsh", "fish"] {
+            let made = Process::new(e2e_tests::fixtures::program(program))
+                .args(["completions", shell])
+                .output()
+                .unwrap();
+            assert!(made.status.success() && !made.stdout.is_empty(), "{program} {shell}");
+            let script = folder.path().join(format!("{program}.{shell}"));
+            fs::write(&script, made.stdout).unwrap();
+            // Not every machine has the other two.
+            if let Ok(read) = Process::new(shell).arg("-n").arg(&script).output() {
+                assert!(
+                    read.status.success(),
+                    "{program} {shell}: {}",
+                    String::from_utf8_lossy(&read.stderr)
+                );
+            }
+        }
+        let script = folder.path().join(format!("{program}.bash"));
+        let pressed =
+            Process::new("bash").args(["-c", PRESSED, "bash"]).arg(script).args([program, word]).output();
+        let said = String::from_utf8(pressed.unwrap().stdout).unwrap();
+        assert_eq!(said.trim(), whole, "{program}");
+    }
 }

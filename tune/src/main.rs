@@ -4,7 +4,13 @@
 use std::process::ExitCode;
 
 use clap::Parser as _;
+use settings::completions;
+use tune::cli::{self, Cli};
 
 fn main() -> ExitCode {
-    tune::cli::run(tune::cli::Cli::parse()).into()
+    let arguments: Vec<_> = std::env::args_os().collect();
+    if completions::are_asked_for::<Cli>(&arguments) {
+        return ExitCode::SUCCESS;
+    }
+    cli::run(Cli::parse_from(arguments)).into()
 }

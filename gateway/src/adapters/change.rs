@@ -15,8 +15,8 @@ use super::{
     entry::Entry,
     errors::AdapterError,
     jail::Place,
-    names::{check_name, check_tenant},
-    registry::{MAX_LOADS, Registry},
+    names::check_name,
+    registry::Registry,
     request::{LoadRequest, Replace, check_generation, check_replace},
     residency::Home,
     store::{ContentId, Incoming, Sweep},
@@ -50,11 +50,8 @@ impl Registry {
         request: LoadRequest,
         base_name: &str,
     ) -> Result<Arc<Entry>, AdapterError> {
-        let _slot = self.loads.try_acquire().map_err(|_| AdapterError::Busy(MAX_LOADS))?;
-        // What can be refused before a byte is copied is.
-        check_name(&request.name, base_name)?;
-        check_tenant(request.tenant.as_deref())?;
-        check_replace(&request, self.entries().get(&request.name).map(|old| &**old))?;
+        let _slot = self.begin_load()?;
+        self.check_load(&request, base_name)?;
         let place = Place::inside(&self.root, &request.path)?;
         self.load_from(place, request).await
     }
@@ -96,7 +93,7 @@ impl Registry {
         self.load_from(Place::anywhere(&request.path)?, request).await
     }
 
-    async fn load_from(
+    pub(super) async fn load_from(
         self: &Arc<Self>,
         place: Place,
         request: LoadRequest,

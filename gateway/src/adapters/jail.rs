@@ -24,7 +24,7 @@ pub const WEIGHT_FILE: &str = "adapter_model.safetensors";
 pub const GGUF_FILE: &str = "adapter.gguf";
 
 /// Longest configuration that is read, in bytes.
-const MAX_CONFIG_BYTES: u64 = 1 << 20;
+pub(super) const MAX_CONFIG_BYTES: u64 = 1 << 20;
 /// Longest path that is looked at, in bytes.
 const MAX_PATH_BYTES: usize = 4095;
 /// Most entries of a directory that are looked through for a GGUF file.

@@ -9,6 +9,7 @@
 //! ```
 //!
 //! - [`content`]: what files are called by.
+//! - [`arriving`]: files that come over HTTP, until they can be copied like any.
 //! - [`address`]: where a store is that many hosts share.
 //! - [`bucket`]: such a store, over `transport`. The directory is its cache then, and goes by `cache`.
 //! - [`fetch`]: what is needed here brought from the bucket, and what came in brought there.
@@ -18,6 +19,7 @@
 //! nothing, while two names of one tenant share one directory.
 
 pub(crate) mod address;
+mod arriving;
 pub(crate) mod bucket;
 mod cache;
 mod content;
@@ -38,7 +40,12 @@ use ids::TenantId;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
 pub(crate) use self::cache::Held;
-pub use self::{address::BucketAddress, content::ContentId, fetch::FetchFigures};
+pub use self::{
+    address::BucketAddress,
+    arriving::{Arriving, ArrivingFile},
+    content::ContentId,
+    fetch::FetchFigures,
+};
 use self::{
     bucket::{Bucket, BucketError},
     cache::Cache,
@@ -69,6 +76,14 @@ pub enum StoreError {
         name: &'static str,
         /// The limit it exceeds.
         limit_bytes: u64,
+    },
+    /// It is sent with an adapter, and is none of its files.
+    #[error("'{name}' {reason}; send adapter_config.json and adapter_model.safetensors, or one .gguf file")]
+    NoPart {
+        /// What its sender calls it.
+        name: String,
+        /// What is wrong with it.
+        reason: &'static str,
     },
     /// No room.
     #[error("the disk of the state directory is full: {0}; free some space, then load the adapter again")]

@@ -42,9 +42,14 @@ pub async fn load(State(app): State<Arc<App>>, body: JsonBody) -> Result<Json<Va
     let request = load_request(&body, &base_name)?;
     let registry = Arc::clone(&app.registry);
     let entry = finish(async move { registry.load(request, &base_name).await }).await?;
-    let mut answer = describe_one(&app, &entry);
+    Ok(Json(loaded(&app, &entry)))
+}
+
+/// What is answered when an adapter has been loaded.
+pub(super) fn loaded(app: &App, entry: &Entry) -> Value {
+    let mut answer = describe_one(app, entry);
     answer["status"] = "loaded".into();
-    Ok(Json(answer))
+    answer
 }
 
 /// Reads the body of a load.
@@ -261,6 +266,7 @@ fn of_store(error: &StoreError, message: String) -> ApiError {
         StoreError::Jail(JailError::Forbidden { .. }) => {
             ApiError::bad_request("adapter_path_forbidden", message).of("lora_path")
         }
+        StoreError::NoPart { .. } => ApiError::bad_request("invalid_adapter", message).of("file"),
         StoreError::Jail(_) | StoreError::TooLarge { .. } => {
             ApiError::bad_request("invalid_adapter", message).of("lora_path")
         }

@@ -53,7 +53,7 @@ async fn take(
     let (mut purpose, mut taken) = (None, None);
     while let Some(mut field) = next(app, &mut form).await? {
         match field.name().unwrap_or_default() {
-            "purpose" => purpose = Some(short_text(app, field).await?),
+            "purpose" => purpose = Some(short_text(app, "purpose", field).await?),
             "file" => {
                 let name = field.file_name().unwrap_or("file").to_owned();
                 if name.len() > MAX_NAME_BYTES || name.chars().any(char::is_control) {
@@ -90,24 +90,25 @@ async fn take(
     Ok(upload.keep(&caller.tenant, name, Purpose::FineTune).await?)
 }
 
-async fn next<'a>(app: &App, form: &'a mut Multipart) -> Result<Option<Field<'a>>, ApiError> {
+pub(super) async fn next<'a>(app: &App, form: &'a mut Multipart) -> Result<Option<Field<'a>>, ApiError> {
     let limit = app.connections.body_timeout;
     let next = timeout(limit, form.next_field()).await.map_err(|_| ApiError::body_timeout(limit))?;
     next.map_err(|error| ApiError::body_broken(&error.body_text()))
 }
 
-async fn chunk(app: &App, field: &mut Field<'_>) -> Result<Option<axum::body::Bytes>, ApiError> {
+pub(super) async fn chunk(app: &App, field: &mut Field<'_>) -> Result<Option<axum::body::Bytes>, ApiError> {
     let limit = app.connections.body_timeout;
     let chunk = timeout(limit, field.chunk()).await.map_err(|_| ApiError::body_timeout(limit))?;
     chunk.map_err(|error| ApiError::body_broken(&error.body_text()))
 }
 
-async fn short_text(app: &App, mut field: Field<'_>) -> Result<String, ApiError> {
+/// A text field beside the file; `name` is what it is called.
+pub(super) async fn short_text(app: &App, name: &str, mut field: Field<'_>) -> Result<String, ApiError> {
     let mut text = Vec::new();
     while let Some(bytes) = chunk(app, &mut field).await? {
         text.extend_from_slice(&bytes);
         if text.len() > MAX_FIELD_BYTES {
-            return Err(ApiError::invalid("purpose", format!("a field has at most {MAX_FIELD_BYTES} bytes")));
+            return Err(ApiError::invalid(name, format!("a field has at most {MAX_FIELD_BYTES} bytes")));
         }
     }
     Ok(String::from_utf8_lossy(&text).into_owned())

@@ -39,7 +39,7 @@ async fn guarded() -> Harness {
 }
 
 async fn ask(client: &Client, route: &routes::Route) -> u16 {
-    let path = route.path.replace("{*id}", "base");
+    let path = route.path.replace("{*id}", "base").replace("{part}", "main.js");
     let body = if route.method == Method::POST { "{}" } else { "" };
     client.send(route.method.as_str(), &path, "application/json", body).await.status
 }
@@ -102,7 +102,7 @@ async fn a_tenant_takes_their_own_adapter_away_and_nobody_elses() {
 async fn only_probes_and_pages_are_open() {
     let open: Vec<&str> =
         routes::table().iter().filter(|route| route.access == Access::Open).map(|route| route.path).collect();
-    assert_eq!(open, ["/", "/docs", "/openapi.json", "/health", "/ready"]);
+    assert_eq!(open, ["/", "/page/{part}", "/docs", "/openapi.json", "/health", "/ready"]);
 }
 
 #[tokio::test]

@@ -332,8 +332,11 @@ fn call(message: ToExecutor) -> ToGateway {
                 let error = WireError { code: ErrorCode::InvalidAdapter, message };
                 ToGateway::Failed(Failed { request, error })
             };
-            let read =
-                |part: &AdapterPart| std::fs::read(Path::new(&part.path).join("adapter_model.safetensors"));
+            let read = |part: &AdapterPart| {
+                let path = Path::new(&part.path);
+                let is_gguf = path.extension().is_some_and(|ending| ending == "gguf");
+                std::fs::read(if is_gguf { path.to_owned() } else { path.join("adapter_model.safetensors") })
+            };
             match load.parts.iter().map(read).collect::<Result<Vec<_>, _>>() {
                 Ok(weights) if weights.len() > 1 && weights.iter().any(|one| one == b"stubborn") => {
                     failed("these adapters cannot be added up".to_owned())

@@ -28,3 +28,4 @@ mod targets;
 mod tinker;
 mod token_ids;
 mod tools;
+mod uploads;

@@ -1,8 +1,12 @@
 //! What browsers get, and whether the description of the API is true.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, fs, path::Path};
 
-use gateway::{caller::Access, pages::OPENAPI, routes};
+use gateway::{
+    caller::Access,
+    pages::{OPENAPI, PARTS},
+    routes,
+};
 use serde_json::{Value, json};
 
 use crate::{fake_executor::say, harness::Harness};
@@ -121,19 +125,48 @@ async fn no_field_that_is_documented_is_refused_as_unsupported() {
 #[tokio::test]
 async fn pages_are_held_to_themselves() {
     let harness = Harness::start(say("x")).await;
-    for (path, kind) in [("/", "text/html"), ("/docs", "text/html"), ("/openapi.json", "application/json")] {
-        let page = harness.client.get(path).await;
+    let parts = PARTS.iter().map(|(name, kind, _)| (format!("/page/{name}"), *kind));
+    let pages = [("/", "text/html"), ("/docs", "text/html"), ("/openapi.json", "application/json")];
+    for (path, kind) in pages.map(|(path, kind)| (path.to_owned(), kind)).into_iter().chain(parts) {
+        let page = harness.client.get(&path).await;
         assert_eq!(page.status, 200);
         assert!(page.header("content-type").unwrap().starts_with(kind), "{path}");
         let policy = page.header("content-security-policy").unwrap();
-        assert!(
-            policy.contains("default-src 'self'") && policy.contains("frame-ancestors 'none'"),
-            "{policy}"
-        );
+        let own = if path.starts_with("/docs") || path.starts_with("/openapi") { "'self'" } else { "'none'" };
+        assert!(policy.contains(&format!("default-src {own}")), "{path}: {policy}");
+        assert!(policy.contains("frame-ancestors 'none'"), "{path}: {policy}");
         assert_eq!(page.header("x-content-type-options"), Some("nosniff"));
         assert_eq!(page.header("referrer-policy"), Some("no-referrer"));
         for elsewhere in ["src=\"http", "href=\"http", "@import", "url(http"] {
             assert!(!page.body.contains(elsewhere), "{path} loads something: {elsewhere}");
         }
     }
+}
+
+#[tokio::test]
+async fn the_page_runs_no_script_and_no_style_that_is_not_a_file_of_its_own() {
+    let harness = Harness::start(say("x")).await;
+    let page = harness.client.get("/").await;
+    assert!(!page.header("content-security-policy").unwrap().contains("unsafe"));
+    for inline in ["<style", " style=", "<script>", " onclick="] {
+        assert!(!page.body.contains(inline), "the policy refuses what the page brings: {inline}");
+    }
+}
+
+#[tokio::test]
+async fn every_part_of_the_page_is_served_and_known_again() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/page");
+    let files = fs::read_dir(folder).unwrap().map(|file| file.unwrap().file_name().into_string().unwrap());
+    let mut served: BTreeSet<String> = PARTS.iter().map(|(name, ..)| (*name).to_owned()).collect();
+    served.insert("index.html".to_owned());
+    assert_eq!(files.collect::<BTreeSet<_>>(), served);
+    let harness = Harness::start(say("x")).await;
+    let first = harness.client.get("/page/main.js").await;
+    let tag = first.header("etag").unwrap();
+    let again = harness.client.with_header("if-none-match", tag).get("/page/main.js").await;
+    assert_eq!((again.status, again.body.as_str()), (304, ""));
+    let other = harness.client.with_header("if-none-match", tag).get("/page/dom.js").await;
+    assert_eq!(other.status, 200, "another file has another tag");
+    let missing = harness.client.get("/page/../openapi.json").await;
+    assert_eq!(missing.status, 404, "{}", missing.body);
 }

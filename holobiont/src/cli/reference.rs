@@ -63,6 +63,7 @@ fn every_command_of_the_list_exists() {
         "ls",
         "ps",
         "status",
+        "top",
         "show",
         "adapters ls",
         "adapters add",

@@ -22,7 +22,7 @@ mod target;
 use std::io::{self, IsTerminal as _, Read as _};
 
 use crate::{
-    client::{Client, ClientError},
+    client::{Client, ClientError, ServedModel},
     deployment::selection::{GatewayArguments, SelectionError},
     exit::{Exit, Explain},
     home::Home,
@@ -37,7 +37,8 @@ use target::{TargetError, choose};
 /// Arguments of `chat`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ChatArguments {
-    /// Whom to talk to: nothing for the base, :ADAPTER, BASE:ADAPTER, or a name that `holobiont ls` shows
+    /// Whom to talk to: nothing for the base, :ADAPTER, BASE:ADAPTER, or a name that `holobiont ls` shows; a question alone, in
+    /// more than one word, is to the base
     #[arg(value_name = "[BASE][:ADAPTER]", default_value = "")]
     target: String,
     /// Asks this one question and exits; without it, and when stdin is no terminal, stdin is the question
@@ -59,6 +60,17 @@ pub(crate) struct ChatArguments {
     no_provisional: bool,
     #[command(flatten)]
     split: split::SplitArguments,
+}
+
+impl ChatArguments {
+    /// A question alone stands where the target does: it has words, and nobody is called so.
+    fn question_alone(mut self, served: &[ServedModel]) -> Self {
+        let is_question = self.target.contains(char::is_whitespace) && !self.target.starts_with(':');
+        if is_question && self.prompt.is_none() && choose(&self.target, served).is_err() {
+            self.prompt = Some(std::mem::take(&mut self.target));
+        }
+        self
+    }
 }
 
 /// Why a conversation ended badly.
@@ -119,7 +131,9 @@ pub(crate) fn run(
 ) -> Result<(), ChatError> {
     split::run(&arguments, gateway)?;
     let client = Client::new(&gateway.url()?, terminal);
-    let model = choose(&arguments.target, &client.models()?)?;
+    let served = client.models()?;
+    let arguments = arguments.question_alone(&served);
+    let model = choose(&arguments.target, &served)?;
     let settings = Settings::new(arguments.max_tokens, arguments.temperature, arguments.seed);
     let drafts = if terminal.draws() && !arguments.no_provisional { Drafts::Shown } else { Drafts::Hidden };
     let talk = |otherwise| {

@@ -9,7 +9,9 @@ use crate::{
     client::{Client, ClientError, LoadedAdapter, list_in},
     commands::status::Workers,
     terminal::{
-        Format, Ink, Terminal, printable,
+        Format, Ink, Terminal,
+        interval::seconds,
+        printable,
         table::{short_generation, table},
     },
 };
@@ -166,14 +168,6 @@ fn dash() -> String {
     "-".to_owned()
 }
 
-fn seconds(text: &str) -> Result<Duration, String> {
-    let seconds: f64 = text.parse().map_err(|_| "write a number of seconds".to_owned())?;
-    match seconds {
-        0.1..=3600.0 => Ok(Duration::from_secs_f64(seconds)),
-        _ => Err("write a number of seconds from 0.1 to 3600".into()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -223,13 +217,5 @@ mod tests {
     fn adapters_on_disk_are_shown_only_if_somebody_uses_them_or_something_is_wrong() {
         assert!(is_shown(&adapter("host", "ready", 0)) && !is_shown(&adapter("disk", "ready", 0)));
         assert!(is_shown(&adapter("disk", "ready", 1)) && is_shown(&adapter("disk", "failed", 0)));
-    }
-
-    #[test]
-    fn an_interval_that_would_be_no_pause_is_refused() {
-        assert_eq!(seconds("0.5"), Ok(Duration::from_millis(500)));
-        for wrong in ["0", "-1", "nan", "inf", "x", "1e9"] {
-            assert!(seconds(wrong).is_err(), "{wrong}");
-        }
     }
 }

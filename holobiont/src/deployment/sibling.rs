@@ -2,13 +2,16 @@
 
 use std::path::{Path, PathBuf};
 
-/// Where the program `name` is: beside this program first, because what was built together belongs together.
+/// Where the program `name` is: beside this program first, because what was built together belongs together; then where a
+/// wheel puts what nobody types, `lib/holobiont` for a command in `bin`; then wherever a shell would look.
 pub(crate) fn find(name: &str) -> Option<PathBuf> {
-    let beside = std::env::current_exe().ok().and_then(|path| path.parent().map(Path::to_owned));
+    let own = std::env::current_exe().ok();
+    let beside = own.as_deref().and_then(Path::parent);
+    let in_lib = beside.and_then(Path::parent).map(|prefix| prefix.join("lib/holobiont"));
     let search_path = std::env::var_os("PATH").unwrap_or_default();
     let on_path = std::env::split_paths(&search_path).filter(|directory| directory.is_absolute());
-    let mut candidates = beside.into_iter().chain(on_path).map(|directory| directory.join(name));
-    candidates.find(|path| is_executable(path))
+    let folders = beside.map(Path::to_owned).into_iter().chain(in_lib).chain(on_path);
+    folders.map(|folder| folder.join(name)).find(|path| is_executable(path))
 }
 
 fn is_executable(path: &Path) -> bool {

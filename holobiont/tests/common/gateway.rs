@@ -90,6 +90,7 @@ fn answer(mut stream: TcpStream, seen: &Seen) -> Option<()> {
         "/v1/models" => ("200 OK", "application/json", models().to_string()),
         "/v1/lora_adapters" => ("200 OK", "application/json", adapters().to_string()),
         "/v1/status" => ("200 OK", "application/json", status(seen)),
+        "/metrics" => ("200 OK", "text/plain", METRICS.to_owned()),
         route @ ("/v1/load_lora_adapter" | "/v1/unload_lora_adapter" | "/v1/pin_lora_adapter") => {
             let body: Value = serde_json::from_slice(&body).unwrap();
             seen.bodies.lock().unwrap().push(body.clone());
@@ -137,6 +138,14 @@ pub(crate) const STATUS: &str = r#"{"model": "smol", "version": "1", "ready": tr
     "tokens_per_s": {"prompt": 1.0, "generated": 37.5}, "uptime_s": 9,
     "device": {"bytes": 1024, "budget_bytes": 2048, "cold_start": "on-demand", "emulated_link_bytes_per_s": 125000000},
     "workers": {"expected": 2, "seated": [{"core": 1, "pid": 7, "slices": 5, "share": 1.0, "taken_back": 0}]}}"#;
+
+/// Four first tokens of `pirate`.
+const METRICS: &str = r#"# TYPE holobiont_adapter_time_to_first_token_seconds histogram
+holobiont_adapter_time_to_first_token_seconds_bucket{adapter="pirate",le="0.25"} 4
+holobiont_adapter_time_to_first_token_seconds_bucket{adapter="pirate",le="+Inf"} 4
+holobiont_adapter_time_to_first_token_seconds_sum{adapter="pirate"} 0.5
+holobiont_adapter_time_to_first_token_seconds_count{adapter="pirate"} 4
+"#;
 
 fn status(seen: &Seen) -> String {
     let places = [("model_path", &seen.model_path), ("adapter_root", &seen.adapter_root)];

@@ -6,6 +6,7 @@
 //! - `sizes`: files and functions stay short
 //! - `sync`: releases and acquires come in pairs, atomics of shared memory by one door
 //! - `words`: names and docs that say something
+//! - `pages`: links lead somewhere, and the site has every page
 //! - `promises`: those of the specification name real tests
 //!
 //! What is older than a rule is an exception by name. Exceptions only become fewer: one that is not needed any more fails.
@@ -16,6 +17,7 @@
 mod builds;
 mod dependencies;
 mod modules;
+mod pages;
 mod promises;
 mod sizes;
 mod sync;

@@ -1,0 +1,105 @@
+//! An adapter's files that come over HTTP, piece by piece, until they lie there like any that can be loaded.
+
+use std::{
+    fs::DirBuilder,
+    io::ErrorKind,
+    os::unix::fs::DirBuilderExt as _,
+    path::{Path, PathBuf},
+};
+
+use tokio::{
+    fs::{File, OpenOptions},
+    io::AsyncWriteExt as _,
+};
+
+use super::{INCOMING, Store, StoreError, Temporary, failed};
+use crate::{
+    adapters::jail::{CONFIG_FILE, GGUF_FILE, JailError, MAX_CONFIG_BYTES, Place, WEIGHT_FILE},
+    random::random_u64,
+};
+
+/// What has come of an adapter. Dropping it removes that; what a crash leaves is swept at the next start.
+#[derive(Debug)]
+pub struct Arriving {
+    directory: Temporary,
+    max_file_bytes: u64,
+}
+
+/// A file that is coming.
+#[derive(Debug)]
+pub struct ArrivingFile {
+    name: &'static str,
+    path: PathBuf,
+    file: File,
+    bytes: u64,
+    limit_bytes: u64,
+}
+
+impl Store {
+    /// Makes room for the files of an adapter.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    pub fn receive(&self) -> Result<Arriving, StoreError> {
+        let path = self.directory.join(format!("{INCOMING}{:016x}", random_u64()));
+        DirBuilder::new().mode(0o700).create(&path).map_err(failed("creating", &path))?;
+        Ok(Arriving { directory: Temporary(path), max_file_bytes: self.max_file_bytes })
+    }
+}
+
+impl Arriving {
+    /// Begins the file that its sender calls `name`.
+    ///
+    /// # Errors
+    /// If no adapter has such a file, or it is there already.
+    pub async fn begin(&self, name: &str) -> Result<ArrivingFile, StoreError> {
+        let (name, limit_bytes) = match name {
+            CONFIG_FILE => (CONFIG_FILE, MAX_CONFIG_BYTES),
+            WEIGHT_FILE => (WEIGHT_FILE, self.max_file_bytes),
+            name if Path::new(name).extension().is_some_and(|ending| ending == "gguf") => {
+                (GGUF_FILE, self.max_file_bytes)
+            }
+            other => return Err(no_part(other, "is no file of an adapter")),
+        };
+        let path = self.directory.0.join(name);
+        let created = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path).await;
+        let file = match created {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+                return Err(no_part(name, "came twice"));
+            }
+            created => created.map_err(failed("creating", &path))?,
+        };
+        Ok(ArrivingFile { name, path, file, bytes: 0, limit_bytes })
+    }
+
+    /// Where the files are.
+    pub(in crate::adapters) fn place(&self) -> Result<Place, JailError> {
+        Place::anywhere(&self.directory.0)
+    }
+}
+
+impl ArrivingFile {
+    /// Takes in some more.
+    ///
+    /// # Errors
+    /// If that is too much, or the system refuses.
+    pub async fn write(&mut self, bytes: &[u8]) -> Result<(), StoreError> {
+        self.bytes = self.bytes.saturating_add(bytes.len() as u64);
+        if self.bytes > self.limit_bytes {
+            return Err(StoreError::TooLarge { name: self.name, limit_bytes: self.limit_bytes });
+        }
+        self.file.write_all(bytes).await.map_err(failed("writing", &self.path))
+    }
+
+    /// All of it has come.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    pub async fn end(mut self) -> Result<(), StoreError> {
+        self.file.flush().await.map_err(failed("writing", &self.path))
+    }
+}
+
+fn no_part(name: &str, reason: &'static str) -> StoreError {
+    StoreError::NoPart { name: name.chars().take(200).collect(), reason }
+}

@@ -1,0 +1,57 @@
+//! Adapters whose files are sent along, and what every load is asked before a byte is taken.
+
+use std::sync::Arc;
+
+use tokio::sync::SemaphorePermit;
+
+use super::{
+    entry::Entry,
+    errors::AdapterError,
+    names::{check_name, check_tenant},
+    registry::{MAX_LOADS, Registry},
+    request::{LoadRequest, check_replace},
+    store::{Arriving, StoreError},
+};
+
+impl Registry {
+    /// A turn to load an adapter.
+    ///
+    /// # Errors
+    /// Too many are under way.
+    pub fn begin_load(&self) -> Result<SemaphorePermit<'_>, AdapterError> {
+        self.loads.try_acquire().map_err(|_| AdapterError::Busy(MAX_LOADS))
+    }
+
+    /// Refuses a load that can be refused before a byte is copied.
+    ///
+    /// # Errors
+    /// See [`AdapterError`].
+    pub fn check_load(&self, request: &LoadRequest, base_name: &str) -> Result<(), AdapterError> {
+        check_name(&request.name, base_name)?;
+        check_tenant(request.tenant.as_deref())?;
+        check_replace(request, self.entries().get(&request.name).map(|old| &**old))
+    }
+
+    /// Makes room for an adapter's files.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    pub fn receive(&self) -> Result<Arriving, AdapterError> {
+        Ok(self.store.receive()?)
+    }
+
+    /// Loads an adapter whose files have come.
+    ///
+    /// # Errors
+    /// See [`AdapterError`]; nothing has changed then.
+    pub async fn load_received(
+        self: &Arc<Self>,
+        arrived: Arriving,
+        request: LoadRequest,
+        base_name: &str,
+    ) -> Result<Arc<Entry>, AdapterError> {
+        self.check_load(&request, base_name)?;
+        let place = arrived.place().map_err(StoreError::from)?;
+        self.load_from(place, request).await
+    }
+}

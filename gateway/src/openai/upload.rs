@@ -1,0 +1,94 @@
+//! `POST /v1/upload_lora_adapter`: an adapter loaded from files that come with the request.
+
+use std::sync::Arc;
+
+use axum::{
+    Json,
+    extract::{Multipart, State, multipart::Field},
+};
+use serde_json::{Map, Value};
+
+use super::{
+    adapters::{finish, load_request, loaded},
+    files::{chunk, next, short_text},
+};
+use crate::{
+    adapters::{Arriving, LoadRequest, StoreError},
+    app::App,
+    errors::ApiError,
+};
+
+/// Text fields that a load by path has, too, and those of them that are true or false.
+const TEXTS: &[&str] = &["lora_name", "tenant", "expected_generation"];
+const FLAGS: &[&str] = &["pinned", "load_inplace"];
+
+/// Takes an adapter's files, and answers when it is durable and serving.
+pub async fn upload(State(app): State<Arc<App>>, form: Multipart) -> Result<Json<Value>, ApiError> {
+    let base_name = app.serving()?.base_name.clone();
+    let _slot = app.registry.begin_load()?;
+    let arriving = app.registry.receive()?;
+    let request = take(&app, &base_name, &arriving, form).await?;
+    let registry = Arc::clone(&app.registry);
+    let load = async move { registry.load_received(arriving, request, &base_name).await };
+    let entry = finish(load).await?;
+    Ok(Json(loaded(&app, &entry)))
+}
+
+/// Reads the form. What says how to load stands before the files, so that nobody sends a file in vain.
+async fn take(
+    app: &App,
+    base_name: &str,
+    arriving: &Arriving,
+    mut form: Multipart,
+) -> Result<LoadRequest, ApiError> {
+    let (mut texts, mut request) = (Map::new(), None);
+    while let Some(field) = next(app, &mut form).await? {
+        let name = field.name().unwrap_or_default().to_owned();
+        match name.as_str() {
+            "file" => {
+                if request.is_none() {
+                    request = Some(request_of(app, base_name, &mut texts)?);
+                }
+                keep(app, arriving, field).await?;
+            }
+            _ if request.is_some() => {
+                return Err(ApiError::invalid(&name, format!("send '{name}' before the files")));
+            }
+            text if TEXTS.contains(&text) => {
+                texts.insert(name.clone(), short_text(app, &name, field).await?.into());
+            }
+            flag if FLAGS.contains(&flag) => {
+                let said = short_text(app, &name, field).await?;
+                let flag = said.parse::<bool>().map_err(|_| {
+                    ApiError::invalid(&name, format!("'{name}' must be 'true' or 'false', not '{said}'"))
+                })?;
+                texts.insert(name, flag.into());
+            }
+            other => return Err(ApiError::unsupported(other)),
+        }
+    }
+    request.ok_or_else(|| ApiError::missing("file", "send an adapter's files, each as 'file'"))
+}
+
+/// What the text fields ask for, refused here if it would be in the end.
+fn request_of(app: &App, base_name: &str, texts: &mut Map<String, Value>) -> Result<LoadRequest, ApiError> {
+    // Where the files were before says nothing here.
+    let name = texts.get("lora_name").cloned().unwrap_or_default();
+    texts.insert("lora_path".to_owned(), name);
+    let request = load_request(Value::Object(std::mem::take(texts)).to_string().as_bytes(), base_name)?;
+    app.registry.check_load(&request, base_name)?;
+    Ok(request)
+}
+
+async fn keep(app: &App, arriving: &Arriving, mut field: Field<'_>) -> Result<(), ApiError> {
+    let name = field.file_name().unwrap_or_default().to_owned();
+    let mut file = arriving.begin(&name).await.map_err(refused)?;
+    while let Some(bytes) = chunk(app, &mut field).await? {
+        file.write(&bytes).await.map_err(refused)?;
+    }
+    file.end().await.map_err(refused)
+}
+
+fn refused(error: StoreError) -> ApiError {
+    crate::adapters::AdapterError::from(error).into()
+}

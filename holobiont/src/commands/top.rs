@@ -1,0 +1,131 @@
+//! `holobiont top`: what a deployment does, as it does it: on a terminal until somebody quits, elsewhere once, in lines.
+//!
+//! # Layout
+//!
+//! - `exposition`: histograms out of `/metrics`
+//! - `figures`: what one look sees
+//! - `cells`: the same for people, cell by cell
+//! - `page`: looks one after the other, drawn
+//! - `live`: looks and keys, until somebody quits
+
+mod cells;
+mod exposition;
+mod figures;
+mod live;
+mod page;
+
+use std::{
+    io::{self, IsTerminal as _},
+    time::Duration,
+};
+
+use self::figures::Look;
+use crate::{
+    client::{Client, ClientError},
+    exit::{Exit, Explain},
+    terminal::{
+        Format, Ink, Terminal,
+        interval::seconds,
+        table::{pairs, size, table},
+    },
+};
+
+/// Arguments of `top`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct TopArguments {
+    /// Looks once and prints what there is, as it does with --json and where there is no terminal
+    #[arg(long)]
+    once: bool,
+    /// Looks again every so many seconds
+    #[arg(long, value_name = "S", default_value = "1", value_parser = seconds)]
+    interval: Duration,
+}
+
+/// Why nothing is shown.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum TopError {
+    /// The gateway did not say anything.
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    /// The terminal is none to draw on.
+    #[error("this terminal cannot be drawn on")]
+    Terminal(#[source] io::Error),
+}
+
+impl Explain for TopError {
+    fn exit(&self) -> Exit {
+        match self {
+            Self::Client(error) => error.exit(),
+            Self::Terminal(_) => Exit::Failed,
+        }
+    }
+
+    fn next(&self) -> Option<String> {
+        match self {
+            Self::Client(error) => error.next(),
+            Self::Terminal(_) => Some("holobiont top --once".into()),
+        }
+    }
+}
+
+/// Shows a deployment.
+pub(crate) fn run(arguments: &TopArguments, url: &str, terminal: Terminal) -> Result<(), TopError> {
+    let client = Client::new(url, terminal);
+    let first = Look::take(&client)?;
+    let is_drawn = io::stdout().is_terminal() && io::stdin().is_terminal();
+    match terminal.format {
+        Format::Json => terminal.print(first.json()),
+        Format::Human if arguments.once || !is_drawn => terminal.print(text(terminal.ink(), &first)),
+        Format::Human => {
+            live::watch(client, first, arguments.interval, terminal.ink()).map_err(TopError::Terminal)?;
+        }
+    }
+    Ok(())
+}
+
+/// One look, in lines.
+fn text(ink: Ink, look: &Look) -> String {
+    let facts = cells::facts(look).map(|(name, value)| (name.to_owned(), value));
+    let executors: Vec<_> = look.executors.iter().map(cells::executor).collect();
+    let memory: Vec<_> = look
+        .executors
+        .iter()
+        .flat_map(|one| one.memory().into_iter().map(move |kind| (one.name.clone(), kind)))
+        .map(|(of, kind)| [of, kind.of.to_owned(), kind.name, size(kind.bytes), size(kind.limit_bytes)])
+        .collect();
+    let models: Vec<_> = look.rows(None).iter().map(cells::model).collect();
+    let memory =
+        (!memory.is_empty()).then(|| table(ink, ["EXECUTOR", "MEMORY", "KIND", "BYTES", "OF"], &memory));
+    let parts = [pairs(ink, &facts), table(ink, cells::EXECUTORS, &executors)];
+    parts
+        .into_iter()
+        .chain(memory)
+        .chain([table(ink, cells::MODELS, &models)])
+        .collect::<Vec<_>>()
+        .join("\n\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_look_in_lines_has_everything() {
+        let text = text(Ink::None, &figures::tests::look(37.5, 4));
+        let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
+        for line in [
+            "model smol, serving for 9 s, version 1.2",
+            "requests 2 running, 1 waiting",
+            "tokens/s 37.5 generated, 5.0 of prompts",
+            "executor cpu 2 (+1 waiting) 37.5 1 of 2, core 3 75 %, 1 lost",
+            "executor blocks history 4.00 KiB 8.00 KiB",
+            "executor host weights 2.00 KiB 8.00 KiB",
+            "smol base - - - - 0",
+            "pirate host 1 12.5 50 ms 95 ms 4",
+        ] {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            assert!(lines.contains(&words), "{line} is not in\n{text}");
+        }
+        assert!(!text.contains("asleep") && !text.contains('\u{1b}'), "{text}");
+    }
+}

@@ -1,0 +1,51 @@
+//! What a look sees, for people: the same words in lines and on a screen.
+
+use super::figures::{Executor, Look, Row, Status};
+use crate::terminal::printable;
+
+/// Titles of the cells of an executor.
+pub(super) const EXECUTORS: [&str; 5] = ["EXECUTOR", "STATE", "REQS", "TOK/S", "WORKERS"];
+
+/// Titles of the cells of the base or an adapter.
+pub(super) const MODELS: [&str; 7] = ["MODEL", "TIER", "REQS", "TOK/S", "FIRST TOKEN", "95 %", "ANSWERS"];
+
+/// What there is to say of the whole.
+pub(super) fn facts(look: &Look) -> [(&'static str, String); 3] {
+    let Status { version, uptime_s, ready, requests, tokens_per_s, .. } = &look.status;
+    let state = if *ready { "serving" } else { "not ready" };
+    [
+        ("model", format!("{}, {state} for {uptime_s} s, version {}", look.model(), printable(version))),
+        ("requests", format!("{} running, {} waiting", requests.running, requests.waiting)),
+        (
+            "tokens/s",
+            format!("{:.1} generated, {:.1} of prompts", tokens_per_s.generated, tokens_per_s.prompt),
+        ),
+    ]
+}
+
+/// An executor.
+pub(super) fn executor(one: &Executor) -> [String; 5] {
+    let requests = match one.requests.waiting {
+        0 => one.requests.running.to_string(),
+        waiting => format!("{} (+{waiting} waiting)", one.requests.running),
+    };
+    [one.name.clone(), one.state(), requests, format!("{:.1}", one.tokens_per_s.generated), one.workers()]
+}
+
+/// The base or an adapter.
+pub(super) fn model(row: &Row) -> [String; 7] {
+    let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".into());
+    [
+        row.name.clone(),
+        or_dash(row.tier.clone()),
+        or_dash(row.requests.map(|requests| requests.to_string())),
+        or_dash(row.tokens_per_s.map(|rate| format!("{rate:.1}"))),
+        or_dash(row.first_token.mean_ms.map(millis)),
+        or_dash(row.first_token.p95_ms.map(millis)),
+        row.first_token.count.to_string(),
+    ]
+}
+
+fn millis(millis: f64) -> String {
+    format!("{millis:.0} ms")
+}

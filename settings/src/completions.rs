@@ -1,0 +1,68 @@
+//! Completion scripts of programs that have options and no commands: `PROGRAM completions SHELL`, as the others have it.
+
+use std::{
+    ffi::OsString,
+    io::{self, Write as _},
+};
+
+use clap::{CommandFactory, Parser};
+use clap_complete::Shell;
+
+/// What stands behind the word.
+#[derive(Debug, Parser)]
+#[command(name = "completions", about = "Prints a completion script for a shell")]
+struct Asked {
+    /// The shell that will read it
+    #[arg(value_enum)]
+    shell: Shell,
+}
+
+/// Prints the script of the parser `C`, if `arguments`, the program's own name first, ask for one; else returns false. Exits
+/// where no shell is named, as the parser does.
+pub fn are_asked_for<C: CommandFactory>(arguments: &[OsString]) -> bool {
+    let asked = arguments.get(1).is_some_and(|first| first == "completions");
+    if asked {
+        let asked = Asked::parse_from(&arguments[1..]);
+        // A reader that went away is no error.
+        let _ = io::stdout().lock().write_all(&script(asked.shell, C::command()));
+    }
+    asked
+}
+
+/// The script for the programs' own name.
+fn script(shell: Shell, mut command: clap::Command) -> Vec<u8> {
+    let name = command.get_name().to_owned();
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut command, name, &mut script);
+    script
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    #[command(name = "a-program")]
+    struct Cli {
+        /// How many rows there are
+        #[arg(long)]
+        rows: u32,
+    }
+
+    #[test]
+    fn a_script_completes_the_options_of_its_program() {
+        for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
+            let script = String::from_utf8(script(shell, Cli::command())).unwrap();
+            assert!(script.contains("a-program") && script.contains("rows"), "{shell}: {script}");
+        }
+    }
+
+    #[test]
+    fn nothing_else_is_taken_for_the_word() {
+        assert_eq!(Cli::parse_from(["a-program", "--rows", "1"]).rows, 1);
+        for line in [&["a-program"][..], &["a-program", "--rows", "1"], &["a-program", "completion"]] {
+            let line: Vec<OsString> = line.iter().map(OsString::from).collect();
+            assert!(!are_asked_for::<Cli>(&line));
+        }
+    }
+}
