@@ -33,7 +33,7 @@ use crate::{
     measure::Samples,
     reality::{LIMITS, SAID, costs},
     report::{Better, Comparison, Rival, Target},
-    workload::{Job, Use, prompt},
+    workload::{Job, Says, Use, prompt},
 };
 
 /// How near times are to be, as a share.
@@ -164,7 +164,7 @@ fn job(number: usize, request: &Request) -> Job {
         prompt: prompt((1 << 32) + number as u64, request.prompt as usize),
         who: Use::Adapter(request.adapter as usize),
         generate: request.answer as usize,
-        says: Some(SAID),
+        says: Says::Token(SAID),
     }
 }
 

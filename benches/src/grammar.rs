@@ -20,7 +20,6 @@ use model::{
     weights::served::ServedLayers,
 };
 use policy::clock::SystemClock;
-use serde_json::json;
 use shmproto::message::{Generate, ToGateway};
 use text::grammar::Grammar;
 use tokio::sync::mpsc;
@@ -31,6 +30,7 @@ use crate::{
     machine::Cores,
     measure::Samples,
     report::{Better, Comparison, Rival, Target},
+    workload::form,
 };
 
 const GATEWAY: ConnectionId = ConnectionId(1);
@@ -108,28 +108,12 @@ impl Side {
     }
 }
 
-/// A list of objects without an end.
-fn endless() -> Result<String> {
-    let person = json!({
-        "type": "object",
-        "properties": {
-            "name": { "type": "string", "maxLength": 20 },
-            "kind": { "enum": ["cat", "dog", "bird"] },
-            "age": { "type": "integer", "minimum": 0, "maximum": 30 },
-            "tags": { "type": "array", "items": { "type": "string", "pattern": "^[a-z]{1,12}$" }, "maxItems": 4 }
-        },
-        "required": ["name", "kind", "age", "tags"],
-        "additionalProperties": false
-    });
-    Ok(Grammar::Json(json!({ "type": "array", "items": person, "minItems": 50 })).source()?)
-}
-
 /// Measures all streams of a form, half of them, and none beside an engine that knows no grammars.
 ///
 /// # Errors
 /// If the model cannot be read, or the engine fails.
 pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
-    let grammar = endless()?;
+    let grammar = Grammar::Json(form()).source()?;
     let helpers = Helpers::of_model(config.model.clone(), || {})?;
     let (mut knows, mut plain) =
         (Side::open(config, cores, Some(helpers))?, Side::open(config, cores, None)?);

@@ -2,7 +2,7 @@
 //!
 //! - [`setup`]: both sides, made ready once; [`contest`]: a figure of ours beside the peer's two formats.
 //! - [`decode`], [`prefill`], [`batch`], [`neighbour`]: the forward pass. [`accuracy`]: how exact it is.
-//! - [`adapters`], [`burst`], [`overload`], [`startup`], [`drafts`]: the servers; [`servers`]: what all of them start.
+//! - [`adapters`], [`burst`], [`overload`], [`startup`], [`drafts`], [`forms`]: the servers; [`servers`]: what all of them start.
 
 mod accuracy;
 mod adapters;
@@ -11,6 +11,7 @@ mod burst;
 mod contest;
 mod decode;
 mod drafts;
+mod forms;
 mod neighbour;
 mod overload;
 mod prefill;
@@ -38,6 +39,7 @@ pub(crate) fn measure(name: Name, setup: &Setup) -> Result<Vec<Comparison>> {
         Name::Burst => burst::run(setup),
         Name::Overload => overload::run(setup),
         Name::Drafts => drafts::run(setup),
+        Name::Forms => forms::run(setup),
         Name::Accuracy => accuracy::run(setup),
         _ => Ok(Vec::new()),
     }

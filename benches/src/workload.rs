@@ -1,6 +1,7 @@
 //! What the servers are asked: the same token ids on both sides, and never twice.
 
 use rand::{Rng, SeedableRng, rngs::StdRng};
+use serde_json::{Value, json};
 
 /// Tokens of a burst's prompts.
 const PROMPT_TOKENS: usize = 128;
@@ -39,8 +40,35 @@ pub(crate) struct Job {
     pub(crate) who: Use,
     /// Exactly how many tokens to generate.
     pub(crate) generate: usize,
-    /// What each of them is to be, so that a later prompt can go on from the answer; else whatever the model says.
-    pub(crate) says: Option<u32>,
+    /// What they are to be.
+    pub(crate) says: Says,
+}
+
+/// What an answer is to say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Says {
+    /// Whatever the model says.
+    Anything,
+    /// This token again and again, so that a later prompt can go on from the answer.
+    Token(u32),
+    /// Something of the [`form`].
+    Form,
+}
+
+/// A JSON schema: a list of objects that is longer than any answer here, so that all answers have as many tokens.
+pub(crate) fn form() -> Value {
+    let person = json!({
+        "type": "object",
+        "properties": {
+            "name": { "type": "string", "maxLength": 20 },
+            "kind": { "enum": ["cat", "dog", "bird"] },
+            "age": { "type": "integer", "minimum": 0, "maximum": 30 },
+            "tags": { "type": "array", "items": { "type": "string", "pattern": "^[a-z]{1,12}$" }, "maxItems": 4 }
+        },
+        "required": ["name", "kind", "age", "tags"],
+        "additionalProperties": false
+    });
+    json!({ "type": "array", "items": person, "minItems": 50 })
 }
 
 /// Requests of one burst: [`STREAMS`] on the base, or on an adapter each.
@@ -62,7 +90,7 @@ pub(crate) fn burst(mix: Mix, round: usize) -> Vec<Job> {
                 Mix::Adapters => Use::Adapter(stream),
             },
             generate: GENERATED_TOKENS,
-            says: None,
+            says: Says::Anything,
         })
         .collect()
 }
@@ -70,7 +98,7 @@ pub(crate) fn burst(mix: Mix, round: usize) -> Vec<Job> {
 /// A single request for one token of the base model.
 pub(crate) fn first_token(round: usize) -> Job {
     let prompt = prompt(seed(Mix::Base, round, STREAMS), SHORT_PROMPT_TOKENS);
-    Job { prompt, who: Use::Base, generate: 1, says: None }
+    Job { prompt, who: Use::Base, generate: 1, says: Says::Anything }
 }
 
 /// Arrival `number` of loop `round` of an open or a closed loop: short, on one of the adapters. Answers differ in length,
@@ -79,7 +107,7 @@ pub(crate) fn arrival(round: usize, number: usize) -> Job {
     let who = Use::Adapter(number % STREAMS);
     let seed = (1 << 40) + ((round << 24) + number) as u64;
     let generate = StdRng::seed_from_u64(!seed).random_range(1..2 * ARRIVAL_TOKENS);
-    Job { prompt: prompt(seed, ARRIVAL_TOKENS), who, generate, says: None }
+    Job { prompt: prompt(seed, ARRIVAL_TOKENS), who, generate, says: Says::Anything }
 }
 
 fn seed(mix: Mix, round: usize, stream: usize) -> u64 {

@@ -71,6 +71,8 @@ pub(crate) enum Name {
     Stream,
     /// Answers of a form beside free ones.
     Grammar,
+    /// The same through HTTP, beside llama.cpp's.
+    Forms,
     /// The pass on more cores than there are, rehearsed and simulated.
     ManyCores,
     /// A GPU's decode steps, beside its memory's bandwidth and PyTorch.
@@ -94,7 +96,7 @@ pub(crate) enum Name {
 }
 
 impl Name {
-    pub(super) const EACH: [Self; 31] = [
+    pub(super) const EACH: [Self; 32] = [
         Self::Limits,
         Self::Decode,
         Self::Prefill,
@@ -125,6 +127,7 @@ impl Name {
         Self::Far,
         Self::Stream,
         Self::Grammar,
+        Self::Forms,
         Self::ManyCores,
     ];
 
@@ -152,6 +155,7 @@ impl Name {
                 | Self::Burst
                 | Self::Overload
                 | Self::Drafts
+                | Self::Forms
         )
     }
 }

@@ -23,7 +23,7 @@ use crate::{
     ours::{Holobiont, Installation, Placement, Setting},
     process::output_of,
     reality::SAID,
-    workload::{Job, Use, WARM_UP_ROUND, arrival, prompt},
+    workload::{Job, Says, Use, WARM_UP_ROUND, arrival, prompt},
 };
 
 /// How long a key may take to be made.
@@ -172,7 +172,7 @@ impl Tenants {
         let (key, together) = (self.key(name)?, Barrier::new(count));
         let ask = |number: usize| -> Result<usize> {
             let seed = (1 << 50) + ((round << 24) + number) as u64;
-            let (prompt, says) = (prompt(seed, SHORT.0), Some(SAID));
+            let (prompt, says) = (prompt(seed, SHORT.0), Says::Token(SAID));
             let job = Job { prompt, who: Use::Base, generate: SHORT.1, says };
             together.wait();
             Ok(usize::from(matches!(self.server.attempt_as(key, &job)?, Attempt::Served(_))))
@@ -195,7 +195,7 @@ impl Tenants {
 
 /// As the overload's, of the base.
 fn job(round: usize, number: usize) -> Job {
-    Job { who: Use::Base, says: Some(SAID), ..arrival(round, number) }
+    Job { who: Use::Base, says: Says::Token(SAID), ..arrival(round, number) }
 }
 
 /// A key of the tenant called `name`.

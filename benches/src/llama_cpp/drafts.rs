@@ -11,7 +11,7 @@ use crate::{
     ours::{Holobiont, NamedAdapter},
     peer::LlamaServer,
     report::{Better, Comparison, Rival, Target},
-    workload::{Job, Use},
+    workload::{Job, Says, Use},
 };
 
 /// Tokens of an answer.
@@ -153,7 +153,7 @@ fn job(server: &Holobiont, text: &str) -> Result<Job> {
     let tokens = answer["tokens"].as_array().with_context(|| format!("/tokenize says {answer}"))?;
     let prompt =
         tokens.iter().filter_map(Value::as_u64).filter_map(|token| u32::try_from(token).ok()).collect();
-    Ok(Job { prompt, who: Use::Base, generate: ANSWER_TOKENS, says: None })
+    Ok(Job { prompt, who: Use::Base, generate: ANSWER_TOKENS, says: Says::Anything })
 }
 
 /// Tokens a second behind the first.

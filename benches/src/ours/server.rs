@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::{
     http::{Dialect, Event, Server, free_port, get_as, with_prompt},
     process::Process,
-    workload::{Job, Use},
+    workload::{Job, Says, Use, form},
 };
 
 /// What every server of ours is started from.
@@ -143,8 +143,10 @@ impl Dialect for Models {
             "max_tokens": job.generate,
             "stream_options": { "include_usage": true },
         });
-        if let Some(token) = job.says {
-            body["logit_bias"] = json!({ token.to_string(): 100 });
+        match job.says {
+            Says::Anything => {}
+            Says::Token(token) => body["logit_bias"] = json!({ token.to_string(): 100 }),
+            Says::Form => body["structured_outputs"] = json!({ "json": form() }),
         }
         with_prompt(body, job)
     }

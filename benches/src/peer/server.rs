@@ -12,7 +12,7 @@ use super::{Peer, Weights};
 use crate::{
     http::{Dialect, Event, Server, free_port, with_prompt},
     process::Process,
-    workload::{Job, STREAMS, Use},
+    workload::{Job, STREAMS, Says, Use, form},
 };
 
 /// Tokens each slot has room for.
@@ -86,13 +86,16 @@ impl Dialect for Native {
             Use::Adapter(index) => json!([{ "id": index, "scale": 1.0 }]),
         };
         // The one sampler left is the cheapest way to the most likely token.
-        let body = json!({
+        let mut body = json!({
             "n_predict": job.generate,
             "cache_prompt": false,
             "samplers": ["top_k"],
             "top_k": 1,
             "lora": lora,
         });
+        if job.says == Says::Form {
+            body["json_schema"] = form();
+        }
         with_prompt(body, job)
     }
 

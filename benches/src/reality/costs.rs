@@ -17,7 +17,7 @@ use crate::{
     machine::Cores,
     measure::Samples,
     report::{Better, Comparison, Rival, Target},
-    workload::{Job, Use, prompt},
+    workload::{Job, Says, Use, prompt},
 };
 
 /// Prompts that have the executor for themselves.
@@ -143,8 +143,12 @@ fn observe(config: &Config, cores: &Cores) -> Result<(Vec<Named>, u64)> {
 /// Bytes a second at which a conversation comes back that has left the device.
 fn copy_rate(config: &Config, cores: &Cores, model: &CostModel, memory: Memory) -> Result<f64> {
     let deployment = Deployment::start(config, cores, 1, memory)?;
-    let job =
-        |seed| Job { prompt: prompt(seed, LONG_TOKENS), who: Use::Adapter(0), generate: 1, says: Some(SAID) };
+    let job = |seed| Job {
+        prompt: prompt(seed, LONG_TOKENS),
+        who: Use::Adapter(0),
+        generate: 1,
+        says: Says::Token(SAID),
+    };
     for seed in 0..LONG_PROMPTS {
         deployment.server.ask(&job(seed))?;
     }

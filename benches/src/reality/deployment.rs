@@ -15,7 +15,7 @@ use crate::{
     lora::Shape,
     machine::Cores,
     ours::{Holobiont, Installation, NamedAdapter, Placement, Setting},
-    workload::{Job, Use, prompt},
+    workload::{Job, Says, Use, prompt},
 };
 
 /// The smaller of the two ranks of adapters; every second one has twice as much.
@@ -75,7 +75,7 @@ impl Deployment {
             prompt: prompt(u64::MAX - index as u64, WARM_UP.0),
             who: Use::Adapter(index),
             generate: WARM_UP.1,
-            says: None,
+            says: Says::Anything,
         };
         server.burst(&(0..adapters.len().min(4)).map(warm_up).collect::<Vec<_>>())?;
         let blocks = Blocks::read(&get(server.port(), "/metrics")?, memory.device)?;

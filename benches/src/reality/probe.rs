@@ -11,7 +11,7 @@ use crate::{
     http::{Burst, Timeline},
     measure::Samples,
     ours::Holobiont,
-    workload::{Job, Use, prompt},
+    workload::{Job, Says, Use, prompt},
 };
 
 /// How long prompts may take to reach the executor, in the time that a step of a full chunk leaves them.
@@ -48,7 +48,7 @@ impl<'a> Probe<'a> {
     fn job(&mut self, number: usize, tokens: usize, generate: usize) -> Job {
         self.prompts += 1;
         let who = Use::Adapter(self.adapter(number));
-        Job { prompt: prompt(self.prompts, tokens), who, generate, says: Some(SAID) }
+        Job { prompt: prompt(self.prompts, tokens), who, generate, says: Says::Token(SAID) }
     }
 
     fn adapter(&self, number: usize) -> usize {

@@ -12,7 +12,7 @@ use simulator::workload::{Conversation, Workload};
 use super::SAID;
 use crate::{
     ours::Holobiont,
-    workload::{FIRST_WORD, Job, LAST_WORD, Use},
+    workload::{FIRST_WORD, Job, LAST_WORD, Says, Use},
 };
 
 /// What became of a request.
@@ -76,7 +76,7 @@ fn job(talk: &Conversation, turn: usize) -> Job {
         let answer = talk.span(before).0;
         prompt[answer..answer + answered.reply].fill(SAID);
     }
-    Job { prompt, who: Use::Adapter(talk.adapter), generate: talk.turns[turn].reply, says: Some(SAID) }
+    Job { prompt, who: Use::Adapter(talk.adapter), generate: talk.turns[turn].reply, says: Says::Token(SAID) }
 }
 
 /// Tokens of the simulator are any numbers.
