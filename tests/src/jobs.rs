@@ -61,10 +61,18 @@ pub fn turn(client: &Client, id: &str, action: &str) -> String {
     turned["status"].as_str().expect("a status").to_owned()
 }
 
-/// A job when nothing happens to it any more.
+/// A job when nothing happens to it any more. Waits for one step after the other: how long all of them take is up to the machine.
 #[must_use]
 pub fn ended(client: &Client, id: &str) -> Value {
-    eventually_some("the job ends", || job(client, id).filter(|job| job["finished_at"].is_number()))
+    let mut step = Value::Null;
+    loop {
+        let goes_on = |job: &Value| job["finished_at"].is_number() || job["step"] != step;
+        let now = eventually_some("the job goes on, or ends", || job(client, id).filter(goes_on));
+        if now["finished_at"].is_number() {
+            return now;
+        }
+        step = now["step"].clone();
+    }
 }
 
 /// The generation that came of a job.
