@@ -2,11 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::{
-    client::Client,
-    fixtures::BASE,
-    watchdog::{eventually, eventually_some},
-};
+use crate::{client::Client, fixtures::BASE, watchdog::eventually_some};
 
 /// Where jobs are.
 pub const ROUTE: &str = "/v1/fine_tuning/jobs";
@@ -61,18 +57,25 @@ pub fn turn(client: &Client, id: &str, action: &str) -> String {
     turned["status"].as_str().expect("a status").to_owned()
 }
 
-/// A job when nothing happens to it any more. Waits for one step after the other: how long all of them take is up to the machine.
-#[must_use]
-pub fn ended(client: &Client, id: &str) -> Value {
+/// Follows a job from step to step until `look` finds something: how long all of them take is up to the machine.
+fn follow<T>(client: &Client, id: &str, what: &str, look: impl Fn(&Value) -> Option<T>) -> T {
     let mut step = Value::Null;
     loop {
-        let goes_on = |job: &Value| job["finished_at"].is_number() || job["step"] != step;
-        let now = eventually_some("the job goes on, or ends", || job(client, id).filter(goes_on));
-        if now["finished_at"].is_number() {
-            return now;
+        let news = |job: Value| match look(&job) {
+            Some(found) => Some(Ok(found)),
+            None => (job["step"] != step).then(|| Err(job["step"].clone())),
+        };
+        match eventually_some(what, || job(client, id).and_then(&news)) {
+            Ok(found) => return found,
+            Err(next) => step = next,
         }
-        step = now["step"].clone();
     }
+}
+
+/// A job when nothing happens to it any more.
+#[must_use]
+pub fn ended(client: &Client, id: &str) -> Value {
+    follow(client, id, "the job goes on, or ends", |job| job["finished_at"].is_number().then(|| job.clone()))
 }
 
 /// The generation that came of a job.
@@ -87,14 +90,14 @@ pub fn generation(client: &Client, id: &str) -> String {
 #[must_use]
 pub fn made(client: &Client, id: &str, step: u64) -> bool {
     let is_there = |job: &Value| job["step"].as_u64() >= Some(step) || job["finished_at"].is_number();
-    eventually_some("the job gets so far", || job(client, id).filter(is_there))["finished_at"].is_null()
+    follow(client, id, "the job gets so far", |job| is_there(job).then(|| job["finished_at"].is_null()))
 }
 
 /// Waits until a job has a checkpoint that it would go on from.
 pub fn wait_for_checkpoint(client: &Client, id: &str) {
     let checkpoints = format!("{ROUTE}/{id}/checkpoints");
-    eventually("the job has a checkpoint", || {
-        client.try_get(&checkpoints).is_ok_and(|list| list["data"] != json!([]))
+    follow(client, id, "the job has a checkpoint", |_| {
+        client.try_get(&checkpoints).is_ok_and(|list| list["data"] != json!([])).then_some(())
     });
 }
 

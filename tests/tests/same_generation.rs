@@ -3,7 +3,7 @@
 use std::{fs, path::PathBuf, process::Command, thread};
 
 use e2e_tests::{
-    Ask, BASE, Client, Deployment, Ending, Plan, eventually_some, fixtures,
+    Ask, BASE, Client, Deployment, Ending, Plan, fixtures, jobs,
     split::{Doors, Route},
     tinker::{Example, Model},
     watched,
@@ -116,11 +116,7 @@ impl Workplace {
 
     /// What comes of it.
     fn of_job(&self, id: &str) -> String {
-        let route = format!("/v1/fine_tuning/jobs/{id}");
-        let ended = |job: &Value| job["finished_at"].is_number();
-        let job = eventually_some("a job ends", || self.deployment.client.try_get(&route).ok().filter(ended));
-        assert_eq!(job["status"], "succeeded", "{job}");
-        job["generation"].as_str().expect("a generation").to_owned()
+        jobs::generation(&self.deployment.client, id)
     }
 }
 
