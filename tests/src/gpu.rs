@@ -38,6 +38,9 @@ pub const SEED: u64 = 7;
 /// Natural logarithms of probabilities may differ so much between the CPU and a device that rounds to bf16.
 pub const TOLERANCE: f64 = 0.06;
 
+/// A link of a byte a second: no adapter reaches the device while a test runs, however long it takes.
+pub const NEVER_GBPS: &str = "0.00000001";
+
 /// The real model, but in a package that has none (`scripts/gpu-pack --no-model`), which it says.
 #[must_use]
 pub fn real_model() -> Option<PathBuf> {

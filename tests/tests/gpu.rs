@@ -9,8 +9,8 @@ use e2e_tests::{
     Answer, BASE, Deployment, Place, Plan, Process, WATCHDOG, eventually,
     fixtures::prompt,
     gpu::{
-        SEED, VOCABULARY, adapter, assert_alike, copy_adapter, has_device, is_stand_in, plan, question,
-        small_model,
+        NEVER_GBPS, SEED, VOCABULARY, adapter, assert_alike, copy_adapter, has_device, is_stand_in, plan,
+        question, small_model,
     },
     split::tenant::{OPEN, Tenant},
 };
@@ -120,13 +120,12 @@ fn a_cold_adapter_is_answered_at_once_with_and_without_workers() {
     };
     let expected = answers(plan(model.path(), "cpu"), &["device"]);
     for workers in [0, 1] {
-        // Nothing of it reaches the GPU while the test runs.
-        let plan = plan(model.path(), "cuda:0").workers(workers).cold("1MiB", "0.000001");
+        let plan = plan(model.path(), "cuda:0").workers(workers).cold("1MiB", NEVER_GBPS);
         let found = answers(plan, &["workers", "executor"]);
         expected.iter().zip(&found).for_each(|(cpu, gpu)| assert_alike(cpu, gpu));
     }
     // Where the driver registers no memory of others, rows go to workers through the host.
-    let plan = plan(model.path(), "cuda:0").workers(1).cold("1MiB", "0.000001");
+    let plan = plan(model.path(), "cuda:0").workers(1).cold("1MiB", NEVER_GBPS);
     let found = answers(plan.environment("CUDA_ON_CPU_REFUSE", "registration"), &["workers", "executor"]);
     expected.iter().zip(&found).for_each(|(cpu, gpu)| assert_alike(cpu, gpu));
 }

@@ -16,7 +16,7 @@ use e2e_tests::{
     Answer, Ask, BASE, Client, Deployment, Ending, Fault, Place, Plan, Process, Stream, WATCHDOG,
     chaos::{Places, Random},
     eventually,
-    gpu::{adapter, assert_alike, copy_adapter, has_device, plan, question, small_model},
+    gpu::{NEVER_GBPS, adapter, assert_alike, copy_adapter, has_device, plan, question, small_model},
     watched,
 };
 use rustix::process::Signal;
@@ -28,8 +28,6 @@ const WORKERS: usize = 2;
 const ADAPTERS: [(&str, u32); 2] = [("narrow", 4), ("wide", 24)];
 /// Questions to each of them.
 const QUESTIONS: u32 = 2;
-/// So slow that nothing arrives while a test runs.
-const NEVER_GBPS: &str = "0.000001";
 /// How often workers are harmed at no place in particular.
 const HARMS: usize = 12;
 const CLIENTS: usize = 3;
