@@ -199,7 +199,9 @@ impl Masking {
 #[must_use]
 pub fn commitment(rings: &[control::Ring]) -> [u8; 32] {
     let mut hasher = blake3::Hasher::new();
-    rings.iter().for_each(|ring| drop(hasher.update(&ring.commitment)));
+    for ring in rings {
+        hasher.update(&ring.commitment);
+    }
     hasher.finalize().into()
 }
 

@@ -124,7 +124,14 @@ fn every_reserved_byte_and_every_byte_of_the_magic_is_looked_at() {
 
 #[test]
 fn codes_that_name_nothing_and_rows_beyond_the_limit_are_refused() {
-    for (at, what, known) in [(4, "operation", 3), (5, "path", 2), (6, "class", 5), (7, "number format", 2)] {
+    let codes = [
+        (4, "operation", 3),
+        (5, "path", 3),
+        (6, "class", 5),
+        (7, "number format", 2),
+        (13, "source of rows", 2),
+    ];
+    for (at, what, known) in codes {
         for code in 0..=u8::MAX {
             let mut header = call().to_bytes();
             header[at] = code;
@@ -135,7 +142,7 @@ fn codes_that_name_nothing_and_rows_beyond_the_limit_are_refused() {
             }
         }
     }
-    for (at, what, known) in [(4, "status", 9), (5, "number format", 2)] {
+    for (at, what, known) in [(4, "status", 10), (5, "number format", 2)] {
         for code in known..=u8::MAX {
             let mut header = reply().to_bytes();
             header[at] = code;
