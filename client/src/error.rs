@@ -5,6 +5,8 @@
 
 use std::io;
 
+use crate::masking::pads::pool::PoolError;
+
 use shmproto::{
     handover::ConnectError,
     layer::control::{RefusalCode, Refused},
@@ -167,6 +169,60 @@ pub enum CallError {
         /// Which site.
         site: u32,
     },
+    /// The site cannot be asked exactly.
+    #[error(
+        "site {site} has no ring path, which pads, shares and --verify need: use another base, or an executor that computes on a \
+         CPU"
+    )]
+    NoRing {
+        /// Which site.
+        site: u32,
+    },
+    /// What is asked does not go together.
+    #[error("a call to site {site} does not go together ({reason}): client and executor must be of one version")]
+    Unsuited {
+        /// Which site.
+        site: u32,
+        /// In what way.
+        reason: &'static str,
+    },
+    /// A row is none.
+    #[error("row {row} of {site} holds what is no number, or infinite: the model or the adapter overflows")]
+    NotFinite {
+        /// Which site.
+        site: String,
+        /// Which row of the call.
+        row: usize,
+    },
+    /// An executor's answer is not what the weights make of what it was asked.
+    #[error("the executor's answer at {site} is wrong: it computes with other weights, or lies; use another")]
+    Wrong {
+        /// Which site.
+        site: String,
+    },
+    /// Two that should have the same weights do not.
+    #[error("the weights differ at {site}: both executors, and a model at hand, must be of one release of one model")]
+    OtherWeights {
+        /// Where first.
+        site: String,
+    },
+    /// Weights are not those that this client pinned.
+    #[error("the executor commits to weights {found}, and {pinned} were asked for by --commitment")]
+    OtherCommitment {
+        /// As hexadecimal.
+        pinned: String,
+        /// As hexadecimal.
+        found: String,
+    },
+    /// Both shares would be in one hand.
+    #[error("both executors are one (instance {instance:016x}), which would see everything: name another with --second-executor")]
+    SameExecutor {
+        /// Which one.
+        instance: u64,
+    },
+    /// There are no pads.
+    #[error(transparent)]
+    Pads(Box<PoolError>),
     /// The masking mode cannot be had.
     #[error("masking is not possible: {0}; or say `--masking off`, and the executor sees activations")]
     Masking(&'static str),

@@ -15,6 +15,7 @@
 //! - [`drafts`]: tokens guessed here, to be verified together.
 //! - [`base`]: what a client needs of the base besides linear layers, fetched once.
 //! - [`text`]: tokenizer and chat template.
+//! - [`secrets`]: keys, and what keeps them here.
 //! - `rows`: activations on their way; [`error`]: why a connection or a call fails.
 //! - [`cli`]: the command `holobiont-client`.
 //! - `failpoints`: where tests may interfere.
@@ -38,6 +39,7 @@ pub mod generate;
 pub mod masking;
 pub mod remote_layers;
 mod rows;
+pub mod secrets;
 pub mod session;
 pub mod split_model;
 pub mod text;

@@ -10,8 +10,10 @@
 //! - [`calls`]: calls, cut to what the executor takes, repeated where that helps
 //! - `opening`: from a connection to a session with a catalog that makes sense
 //! - `settings`, `patience`: how it behaves, and how long it waits
+//! - `apart`: two sessions that must never meet
 //! - [`usage`]: what was sent, received and waited for
 
+pub(crate) mod apart;
 pub mod calls;
 mod opening;
 mod patience;
@@ -26,7 +28,7 @@ use shmproto::layer::control::{
 
 pub use self::settings::Settings;
 
-use self::{opening::Session as Fresh, patience::Patience, usage::Usage};
+use self::{apart::Apart, opening::Session as Fresh, patience::Patience, usage::Usage};
 use crate::{
     error::{CallError, LinkError},
     transport::{Connect, Transport},
@@ -43,6 +45,8 @@ pub struct Session {
     catalog: Catalog,
     sequence: u64,
     usage: Usage,
+    /// Whose executor this session must never be at.
+    apart: Option<Apart>,
 }
 
 impl Session {
@@ -67,7 +71,8 @@ impl Session {
         let Fresh { transport, opened, catalog } = fresh;
         let transport = Some(transport);
         let usage = Usage::default();
-        Ok(Self { connector: connector.into(), settings, transport, opened, catalog, sequence: 0, usage })
+        let (connector, sequence, apart) = (connector.into(), 0, None);
+        Ok(Self { connector, settings, transport, opened, catalog, sequence, usage, apart })
     }
 
     /// Another session with the same executor, over a connection of its own; `None` if it grants no more of them.
@@ -83,6 +88,7 @@ impl Session {
             catalog: self.catalog.clone(),
             sequence: 0,
             usage: Usage::default(),
+            apart: None,
         };
         let mut patience = Patience::new(self.settings.patience);
         while session.transport.is_none() {
@@ -186,6 +192,9 @@ impl Session {
             let hexadecimal = |hash: [u8; 32]| ids::Generation(hash).to_string();
             let (had, found) = (self.catalog.base_hash, catalog.base_hash);
             return Err(CallError::OtherBase { had: hexadecimal(had), found: hexadecimal(found) });
+        }
+        if let Some(apart) = &self.apart {
+            apart.enter(&opened)?;
         }
         self.usage.reconnections += 1;
         (self.transport, self.opened) = (Some(transport), opened);

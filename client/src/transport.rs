@@ -16,7 +16,7 @@ pub mod loopback;
 pub mod remote;
 pub mod tls;
 
-use std::fmt;
+use std::{fmt, sync::Arc};
 
 use shmproto::layer::{
     CallHeader, ReplyHeader, Status,
@@ -42,6 +42,21 @@ pub trait Transport: Send + fmt::Debug {
     /// # Errors
     /// The connection is lost, or the peer breaks the protocol.
     fn call(&mut self, call: &CallHeader, x: &[f32], out: &mut [f32]) -> Result<ReplyHeader, LinkError>;
+
+    /// As [`call`](Self::call), and does something else, once, `meanwhile`: where the transport can, while the executor computes.
+    ///
+    /// # Errors
+    /// As [`call`](Self::call).
+    fn call_beside(
+        &mut self,
+        call: &CallHeader,
+        x: &[f32],
+        out: &mut [f32],
+        meanwhile: &mut dyn FnMut(),
+    ) -> Result<ReplyHeader, LinkError> {
+        meanwhile();
+        self.call(call, x, out)
+    }
 }
 
 /// Whoever can make connections to one executor, or to its successor at the same address.
@@ -60,6 +75,21 @@ pub trait Connect: Send + Sync + fmt::Debug {
     /// Hash of the shared layout, for [`shmproto::layer::control::Open`]; 0 if memory is not shared.
     fn layout_hash(&self) -> u64 {
         0
+    }
+}
+
+/// Whoever else has it, too.
+impl Connect for Arc<dyn Connect> {
+    fn connect(&self) -> Result<Box<dyn Transport>, LinkError> {
+        (**self).connect()
+    }
+
+    fn is_far(&self) -> bool {
+        (**self).is_far()
+    }
+
+    fn layout_hash(&self) -> u64 {
+        (**self).layout_hash()
     }
 }
 

@@ -93,7 +93,7 @@ impl Script {
             context_length: 0,
             kv_dtype: KvDtype::F32,
             adapter_dtype: AdapterDtype::Exact,
-            sites: vec![Site { columns: 4, paths: self.paths, parts: vec![part] }],
+            sites: vec![Site { columns: 4, paths: self.paths, ring: None, parts: vec![part] }],
             files: Vec::new(),
         };
         catalog.to_bytes()

@@ -1,18 +1,18 @@
 //! What a client must know of the base, and fetches in pieces.
 
 use model::{
-    sites::Site,
+    sites::{RingSite, Site},
     skeleton::{SkeletonPlan, SkeletonReadError},
 };
 use shmproto::{
     codec::Wire as _,
     layer::control::{
-        CATALOG, Catalog, MAX_CATALOG_BYTES, MAX_FETCH_BYTES, Part, RefusalCode, Refused,
+        CATALOG, Catalog, MAX_CATALOG_BYTES, MAX_FETCH_BYTES, Part, RefusalCode, Refused, Ring,
         Site as CatalogSite, SkeletonFile,
     },
 };
 
-use super::registry::{Linearity, refused};
+use super::registry::{Maskable, refused};
 
 /// Bit of [`CatalogSite::paths`]: it has the fast path.
 const FAST: u8 = 1;
@@ -20,6 +20,8 @@ const FAST: u8 = 1;
 const LINEAR: u8 = 1 << 1;
 /// Both are the same arithmetic.
 const SAME: u8 = 1 << 2;
+/// It has the ring path.
+const RING: u8 = 1 << 3;
 
 /// Gives out the catalog and the model's files, as far as they are given out.
 pub trait Blobs: std::fmt::Debug + Send + Sync {
@@ -39,7 +41,8 @@ pub fn catalog_sites(sites: &[Site]) -> Vec<CatalogSite> {
     let word = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
     let sites = sites.iter().map(|site| CatalogSite {
         columns: word(site.columns),
-        paths: if site.fast_is_linear { FAST | LINEAR | SAME } else { FAST | LINEAR },
+        paths: paths(site),
+        ring: site.ring.map(ring),
         parts: site
             .parts
             .iter()
@@ -53,10 +56,22 @@ pub fn catalog_sites(sites: &[Site]) -> Vec<CatalogSite> {
     sites.collect()
 }
 
-/// Whether masked rows may be sent to every site of a catalog.
+fn paths(site: &Site) -> u8 {
+    let same = if site.fast_is_linear { SAME } else { 0 };
+    let ring = if site.ring.is_some() { RING } else { 0 };
+    FAST | LINEAR | same | ring
+}
+
+fn ring(site: RingSite) -> Ring {
+    let RingSite { weight_exponent, l1, commitment } = site;
+    Ring { weight_exponent, l1, commitment }
+}
+
+/// What kinds of masked rows may be sent to every site of a catalog.
 #[must_use]
-pub fn linearity(sites: &[CatalogSite]) -> Linearity {
-    if sites.iter().all(|site| site.paths & LINEAR != 0) { Linearity::Everywhere } else { Linearity::InPart }
+pub fn maskable(sites: &[CatalogSite]) -> Maskable {
+    let has = |path: u8| sites.iter().all(|site| site.paths & path != 0);
+    Maskable { linear: has(LINEAR), ring: has(RING) }
 }
 
 /// The files of a plan as a catalog lists them.

@@ -335,7 +335,7 @@ impl Hub {
         }
         let asked = Asked::by(header, &self.sites, self.settings.quotas.tenant_rows)?;
         let Some(client) = self.clients.get_mut(&connection) else { return Err(Status::Failed.into()) };
-        client.check_places(header, &asked, payload.as_ref())?;
+        let draw = client.look(header, &asked, payload.as_ref())?;
         if let Some(older) = client.check_sequence(header.sequence)? {
             self.forget_call(connection, older);
         }
@@ -347,7 +347,7 @@ impl Hub {
         let new = NewCall { call: asked.call, connection, class: header.class, rows, row_elements };
         let id = self.batcher.add(new, now);
         client.await_answer(header, id);
-        self.calls.insert(id, Call::new(connection, *header, asked, now, payload));
+        self.calls.insert(id, Call::new(connection, *header, asked, now, draw, payload));
         failpoint::pass("layer.call_taken");
         Ok(())
     }

@@ -52,17 +52,17 @@ pub struct Base {
     pub instance: u64,
     /// Bytes of the encoded catalog.
     pub catalog_bytes: u32,
-    /// Whether masked rows may be sent to every site.
-    pub linearity: Linearity,
+    /// What kinds of masked rows every site takes.
+    pub maskable: Maskable,
 }
 
-/// Which sites have the linear path.
+/// What kinds of masked rows every site takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Linearity {
-    /// All: masks cancel out.
-    Everywhere,
-    /// Not all.
-    InPart,
+pub struct Maskable {
+    /// Floats: all sites have the linear path, on which noises cancel out.
+    pub linear: bool,
+    /// Whole numbers modulo 2^64: all sites have the ring path, on which pads cancel out exactly.
+    pub ring: bool,
 }
 
 #[derive(Debug)]
@@ -235,7 +235,7 @@ impl Registry {
             );
             return Err(refused(RefusalCode::Malformed, message));
         }
-        check_masking(&open.masking, self.0.base.linearity)
+        check_masking(&open.masking, self.0.base.maskable)
     }
 
     fn opened(&self, facts: &Facts) -> Opened {
@@ -306,16 +306,21 @@ fn before_first(instance: u64) -> u64 {
     (instance >> 32) << 20
 }
 
-fn check_masking(mode: &str, linearity: Linearity) -> Result<(), Refused> {
-    let message = match (mode, linearity) {
-        ("off", _) | ("paper", Linearity::Everywhere) => return Ok(()),
-        ("paper", Linearity::InPart) => {
+fn check_masking(mode: &str, maskable: Maskable) -> Result<(), Refused> {
+    let Maskable { linear, ring } = maskable;
+    let message = match mode {
+        "off" => return Ok(()),
+        "paper" if linear => return Ok(()),
+        "pads" | "shares" if ring => return Ok(()),
+        "paper" => {
             "some layers of this base have no linear path, so masks would not cancel out: use masking off"
-                .to_owned()
         }
-        _ => "the masking mode is unknown here: use off or paper".to_owned(),
+        "pads" | "shares" => {
+            "some layers of this base have no ring path, so pads would not cancel out: use masking off"
+        }
+        _ => "the masking mode is unknown here: use off, paper, pads or shares",
     };
-    Err(refused(RefusalCode::Masking, message))
+    Err(refused(RefusalCode::Masking, message.to_owned()))
 }
 
 /// A refusal that stands.

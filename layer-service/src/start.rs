@@ -20,7 +20,7 @@ use shmproto::layer::{
 
 use super::{
     auth::Authenticator,
-    blobs::{BaseBlobs, Blobs, catalog_files, catalog_sites, linearity},
+    blobs::{BaseBlobs, Blobs, catalog_files, catalog_sites, maskable},
     hub::Hub,
     inbox::inbox,
     local::{LocalDoor, Parts},
@@ -97,11 +97,11 @@ pub fn start(
     let sites = base.sites();
     let catalog = catalog(sites, &facts);
     let (sender, inbox) = inbox();
-    let linearity = linearity(&catalog.sites);
+    let maskable = maskable(&catalog.sites);
     let blobs: Arc<dyn Blobs> = Arc::new(BaseBlobs::new(&catalog, Some(facts.plan))?);
     // The standard library keys its hashers at random: a number no other start of the process has.
     let instance = RandomState::new().hash_one(std::process::id());
-    let lent = Base { instance, catalog_bytes: blobs.catalog_bytes(), linearity };
+    let lent = Base { instance, catalog_bytes: blobs.catalog_bytes(), maskable };
     let registry = Registry::new(settings.quotas, lent, sender, memory);
     let authenticator = Arc::new(match &places.key_file {
         Some(path) => Authenticator::open(path)

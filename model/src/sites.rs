@@ -59,6 +59,9 @@ pub enum SitePath {
     Fast,
     /// Activations of 32 bits meet the weights as they are stored: linear up to the rounding of floats.
     Linear,
+    /// Whole numbers modulo 2^64 meet the integers that the weights consist of: exact. Rows are pairs of words of 32 bits, the
+    /// lower half of a number first, that are no floats. There is no bias.
+    Ring,
 }
 
 /// What a call asks for, besides its rows. Calls that ask for the same are computed together.
@@ -86,6 +89,17 @@ pub struct SitePart {
     pub has_bias: bool,
 }
 
+/// The integers that the weights of a site consist of: each weight is one of them times `2^weight_exponent`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RingSite {
+    /// Of all parts.
+    pub weight_exponent: i32,
+    /// The largest L1 norm: forward of an output's weights, backward of an input's.
+    pub l1: [u64; 2],
+    /// BLAKE3 of the integers.
+    pub commitment: [u8; 32],
+}
+
 /// A site's shape.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Site {
@@ -97,6 +111,8 @@ pub struct Site {
     pub fast_is_linear: bool,
     /// How the fast path rounds them for integer weights on a CPU; `None`: it takes them unrounded, whatever the weights are.
     pub rounding: Option<Rounding>,
+    /// The integers that its weights consist of, if it has the ring path.
+    pub ring: Option<RingSite>,
 }
 
 impl Site {
@@ -111,6 +127,13 @@ impl Site {
             SiteOp::Forward | SiteOp::ForwardNoBias => (self.columns, outputs),
             SiteOp::Backward => (outputs, self.columns),
         })
+    }
+
+    /// Words of 32 bits of a row that goes in and of one that comes out; `None` if there is no such part.
+    #[must_use]
+    pub fn words(&self, call: SiteCall) -> Option<(usize, usize)> {
+        let (input, output) = self.widths(call.part, call.op)?;
+        Some(if call.path == SitePath::Ring { (2 * input, 2 * output) } else { (input, output) })
     }
 }
 

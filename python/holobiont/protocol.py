@@ -1,4 +1,4 @@
-"""The layer protocol, version 2: calls, replies, control messages, and the catalog of sites.
+"""The layer protocol, version 3: calls, replies, control messages, and the catalog of sites.
 
 Over ZeroMQ every message has two frames. A call is ``[64-byte header][rows, little-endian]``, its reply the same (a
 refusal has an empty second frame). A control message is ``[b"HLM1"][encoded message]``. The truth is the executor's own
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar, Union
 
 from .errors import CallRefused, ProtocolError
-from .wire import U8, U32, U64, Blob, Fixed, Items, Number, Numbers, Pair, Reader, Record, Text
+from .wire import I32, U8, U32, U64, Blob, Fixed, Items, Number, Numbers, Optional, Pair, Reader, Record, Text
 
 __all__ = [
     "CATALOG",
@@ -44,9 +44,11 @@ __all__ = [
     "RefusalCode",
     "Refused",
     "ReplyHeader",
+    "Ring",
     "SessionStats",
     "Site",
     "SkeletonFile",
+    "Source",
     "Status",
     "ToLayers",
     "decode_catalog",
@@ -57,7 +59,7 @@ __all__ = [
     "encode_to_layers",
 ]
 
-LAYER_VERSION = 2
+LAYER_VERSION = 3
 HEADER_BYTES = 64
 CONTROL = b"HLM1"
 MAX_ROWS = 1 << 16
@@ -70,7 +72,7 @@ MAX_CATALOG_BYTES = 16 << 20
 _ALL_PARTS = 0xFF
 _CALL_MAGIC = b"HLC1"
 _REPLY_MAGIC = b"HLR1"
-_CALL = struct.Struct("<4s4BIB3xQI4xQQ16x")
+_CALL = struct.Struct("<4s4BI2B2xQI4xQQ16x")
 _REPLY = struct.Struct("<4sBB2xIIQII32x")
 
 
@@ -85,7 +87,7 @@ class Op(enum.IntEnum):
     FORWARD_NO_BIAS = 1
     """``x @ W.T``"""
     BACKWARD = 2
-    """``g @ W``; nothing was saved for it. Always on the linear path."""
+    """``g @ W``; nothing was saved for it."""
 
 
 class Path(enum.IntEnum):
@@ -95,6 +97,17 @@ class Path(enum.IntEnum):
     """As the resident engine computes: activations may be rounded to what the weights call for."""
     LINEAR = 1
     """Activations of 32 bits and the weights as stored: for training, masking, comparison."""
+    RING = 2
+    """Whole numbers modulo 2^64 and the weights' own integers: exact. A number is two words of 32 bits, the lower half first."""
+
+
+class Source(enum.IntEnum):
+    """Where the rows of a call come from."""
+
+    ROWS = 0
+    """They follow."""
+    DRAW = 1
+    """A key and the number of the first row follow, from which the executor makes them; on the ring path alone."""
 
 
 class Class(enum.IntEnum):
@@ -131,6 +144,7 @@ class Status(enum.IntEnum):
     UNKNOWN_SITE = 6
     SEQUENCE = 7
     FAILED = 8
+    UNSUITED = 9
 
 
 Code = TypeVar("Code", bound=enum.IntEnum)
@@ -158,7 +172,7 @@ class CallHeader:
 
     ::
 
-         0 magic u32 | 4 op u8 | 5 path u8 | 6 class u8 | 7 dtype u8 | 8 site u32 | 12 part u8, 0xff: all | 13 zero [3]
+         0 magic u32 | 4 op u8 | 5 path u8 | 6 class u8 | 7 dtype u8 | 8 site u32 | 12 part u8, 0xff: all | 13 source u8 | 14 zero [2]
         16 sequence u64 | 24 rows u32 | 28 zero u32 | 32 input u64 | 40 output u64 | 48 zero [16]
 
     `input` and `output` are places in shared memory and 0 over ZeroMQ.
@@ -174,6 +188,7 @@ class CallHeader:
     rows: int
     input: int = 0
     output: int = 0
+    source: Source = Source.ROWS
 
     def to_bytes(self) -> bytes:
         """As it travels."""
@@ -181,15 +196,15 @@ class CallHeader:
         codes = (self.op, self.path, self.urgency, self.dtype)
         places = (self.input, self.output)
         try:
-            return _CALL.pack(_CALL_MAGIC, *codes, self.site, part, self.sequence, self.rows, *places)
+            return _CALL.pack(_CALL_MAGIC, *codes, self.site, part, self.source, self.sequence, self.rows, *places)
         except struct.error as error:
             raise ProtocolError(f"the call does not fit its header: {error}") from None
 
     @classmethod
     def from_bytes(cls, data: bytes) -> CallHeader:
         """Reads one that a peer sent."""
-        _check_header(data, _CALL_MAGIC, (slice(13, 16), slice(28, 32), slice(48, HEADER_BYTES)))
-        _, op, path, urgency, dtype, site, part, sequence, rows, source, target = _CALL.unpack(data)
+        _check_header(data, _CALL_MAGIC, (slice(14, 16), slice(28, 32), slice(48, HEADER_BYTES)))
+        _, op, path, urgency, dtype, site, part, source, sequence, rows, places, target = _CALL.unpack(data)
         if not 0 < rows <= MAX_ROWS:
             raise ProtocolError(f"a call has 1 to {MAX_ROWS} rows, not {rows}")
         return cls(
@@ -201,8 +216,9 @@ class CallHeader:
             part=None if part == _ALL_PARTS else part,
             sequence=sequence,
             rows=rows,
-            input=source,
+            input=places,
             output=target,
+            source=_named(Source, source),
         )
 
 
@@ -428,12 +444,22 @@ class Part:
 
 
 @dataclass(frozen=True)
+class Ring:
+    """The integers that a site's weights consist of: their exponent, what bounds answers forward and backward, and their hash."""
+
+    weight_exponent: I32
+    l1: Annotated[tuple[int, ...], Numbers(2)]
+    commitment: Annotated[bytes, Fixed(32)]
+
+
+@dataclass(frozen=True)
 class Site:
     """Linear layers that share their input of `columns` features; their outputs lie side by side."""
 
     columns: U32
     paths: U8
     parts: Annotated[tuple[Part, ...], Items(Record(Part))]
+    ring: Annotated[Ring | None, Optional(Record(Ring))] = None
 
     @property
     def has_fast(self) -> bool:

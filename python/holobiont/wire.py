@@ -20,7 +20,7 @@ from typing import Annotated, Any, Protocol, TypeVar, get_args, get_origin, get_
 
 from .errors import ProtocolError
 
-__all__ = ["U8", "U32", "U64", "Blob", "Codec", "Fixed", "Items", "Numbers", "Pair", "Reader", "Record", "Text"]
+__all__ = ["I32", "U8", "U32", "U64", "Blob", "Codec", "Fixed", "Items", "Numbers", "Optional", "Pair", "Reader", "Record", "Text"]
 
 T = TypeVar("T")
 
@@ -182,6 +182,42 @@ class Items:
         return tuple(self.item.get(reader) for _ in range(count))
 
 
+@dataclasses.dataclass(frozen=True)
+class Optional:
+    """A value, or none: a byte 1 and the value, or a byte 0."""
+
+    item: Codec
+    min_bytes: int = 1
+
+    def put(self, value: Any, out: bytearray) -> None:
+        out.append(value is not None)
+        if value is not None:
+            self.item.put(value, out)
+
+    def get(self, reader: Reader) -> Any:
+        tag = _u8.get(reader)
+        if tag > 1:
+            raise ProtocolError(f"Option has no variant {tag}: the peer speaks another protocol or version")
+        return self.item.get(reader) if tag else None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Signed:
+    """A number of 32 bits with a sign."""
+
+    min_bytes: int = 4
+
+    def put(self, value: int, out: bytearray) -> None:
+        try:
+            out += value.to_bytes(4, "little", signed=True)
+        except OverflowError:
+            raise ProtocolError(f"{value} does not fit in 32 bits") from None
+
+    def get(self, reader: Reader) -> int:
+        return int.from_bytes(reader.take(4), "little", signed=True)
+
+
+I32 = Annotated[int, _Signed()]
 U8 = Annotated[int, _u8]
 U32 = Annotated[int, _u32]
 U64 = Annotated[int, _u64]

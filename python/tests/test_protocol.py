@@ -14,7 +14,7 @@ CALL_BYTES = bytes.fromhex(
     "484c4331"  # "HLC1"
     "02010301"  # backward, linear, training, bf16
     "04030201"  # site
-    "02000000"  # part, zero
+    "02000000"  # part, rows follow, zero
     "8877665544332211"  # sequence
     "03000000"  # rows
     "00000000"  # zero
@@ -65,14 +65,19 @@ CATALOG = p.Catalog(
     context_length=1024,
     kv_dtype=1,
     adapter_dtype=2,
-    sites=(p.Site(4, 6, (p.Part("h.0.q", 8, 1), p.Part("h.0.k", 2, 0))),),
+    sites=(
+        p.Site(4, 6, (p.Part("h.0.q", 8, 1), p.Part("h.0.k", 2, 0))),
+        p.Site(2, 15, (p.Part("o", 1, 0),), p.Ring(-24, (7, 1 << 40), b"\xab" * 32)),
+    ),
     files=(p.SkeletonFile("a", 100, ((0, 8), (16, 4))),),
 )
 CATALOG_BYTES = bytes.fromhex(
     "01000000 6d 04000000 67707432"
     + bytes(range(32)).hex()
     + "00040000 01 02"
-    + "01000000 04000000 06 02000000 05000000 682e302e71 08000000 01 05000000 682e302e6b 02000000 00"
+    + "02000000 04000000 06 02000000 05000000 682e302e71 08000000 01 05000000 682e302e6b 02000000 00 00"
+    + "02000000 0f 01000000 01000000 6f 01000000 00 01 e8ffffff 0700000000000000 0000000000010000"
+    + "ab" * 32
     + "01000000 01000000 61 6400000000000000 02000000"
     + "0000000000000000 0800000000000000 1000000000000000 0400000000000000"
 )
@@ -89,6 +94,14 @@ def test_all_parts_of_a_site_are_one_byte_of_ones():
     whole = p.CallHeader(p.Op.FORWARD, p.Path.FAST, p.Class.DECODE, p.Dtype.F32, 0, None, 1, 1)
     assert whole.to_bytes()[12:16] == b"\xff\0\0\0"
     assert p.CallHeader.from_bytes(whole.to_bytes()).part is None
+
+
+def test_a_draw_through_the_ring_path_says_so():
+    drawn = p.CallHeader(
+        p.Op.FORWARD_NO_BIAS, p.Path.RING, p.Class.DECODE, p.Dtype.F32, 0, None, 1, 1, source=p.Source.DRAW
+    )
+    assert drawn.to_bytes()[4:8] == b"\1\2\0\0" and drawn.to_bytes()[12:16] == b"\xff\1\0\0"
+    assert p.CallHeader.from_bytes(drawn.to_bytes()) == drawn
 
 
 @pytest.mark.parametrize(("message", "data"), TO_LAYERS, ids=lambda x: type(x).__name__)
@@ -134,7 +147,7 @@ def test_a_hostile_count_costs_nothing():
 
 @pytest.mark.parametrize(
     ("at", "byte", "why"),
-    [(0, 0x49, "begins with"), (4, 9, "Op"), (5, 2, "Path"), (6, 5, "Class"), (7, 2, "Dtype"), (14, 1, "reserved"), (50, 1, "reserved")],
+    [(0, 0x49, "begins with"), (4, 9, "Op"), (5, 3, "Path"), (6, 5, "Class"), (7, 2, "Dtype"), (13, 2, "Source"), (14, 1, "reserved"), (50, 1, "reserved")],
 )
 def test_a_header_that_is_none_says_why(at, byte, why):
     data = bytearray(CALL_BYTES)

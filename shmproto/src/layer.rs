@@ -9,11 +9,13 @@
 //!
 //! - this file: calls and replies
 //! - [`control`]: control messages, and the catalog of sites
+//! - [`draw`]: rows that do not travel, because both sides can make them
 
 pub mod control;
+pub mod draw;
 
 /// Version of the layer protocol: calls, replies and control messages.
-pub const LAYER_VERSION: u32 = 2;
+pub const LAYER_VERSION: u32 = 3;
 
 /// Bytes of a call's or a reply's header.
 pub const HEADER_BYTES: usize = 64;
@@ -88,7 +90,7 @@ coded! {
         Forward = 0,
         /// `x Wᵀ`.
         ForwardNoBias = 1,
-        /// `g W`; nothing was saved for it. Always on the linear path.
+        /// `g W`; nothing was saved for it.
         Backward = 2,
     }
 }
@@ -100,6 +102,30 @@ coded! {
         Fast = 0,
         /// Activations of 32 bits and the weights as stored: for training, masking, comparison.
         Linear = 1,
+        /// Whole numbers modulo 2^64 and the weights' own integers: exact. A row of n numbers is 2n words of 32 bits, the
+        /// lower half of each number first, that travel as [`Dtype::F32`] and are never taken for floats. There is no bias.
+        Ring = 2,
+    }
+}
+
+impl Path {
+    /// Words of 32 bits that a number of a row takes.
+    #[must_use]
+    pub const fn words(self) -> usize {
+        match self {
+            Self::Fast | Self::Linear => 1,
+            Self::Ring => 2,
+        }
+    }
+}
+
+coded! {
+    /// Where the rows of a call come from.
+    pub enum Source as "source of rows" {
+        /// They follow.
+        Rows = 0,
+        /// A [`draw::Draw`] follows, from which the executor makes them; on the ring path alone.
+        Draw = 1,
     }
 }
 
@@ -161,6 +187,9 @@ coded! {
         Sequence = 7,
         /// A fault in the executor; the call may be repeated.
         Failed = 8,
+        /// Operation, path, number format and source of rows do not go together: the ring path has neither bias nor bf16, and no
+        /// other has draws.
+        Unsuited = 9,
     }
 }
 
@@ -170,7 +199,7 @@ const ALL_PARTS: u8 = u8::MAX;
 /// A call: these rows, through this site.
 ///
 /// ```text
-///  0 magic u32 | 4 op u8 | 5 path u8 | 6 class u8 | 7 dtype u8 | 8 site u32 | 12 part u8, 0xff: all | 13 zero [3]
+///  0 magic u32 | 4 op u8 | 5 path u8 | 6 class u8 | 7 dtype u8 | 8 site u32 | 12 part u8, 0xff: all | 13 source u8 | 14 zero [2]
 /// 16 sequence u64 | 24 rows u32 | 28 zero u32 | 32 input u64 | 40 output u64 | 48 zero [16]
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -187,6 +216,8 @@ pub struct CallHeader {
     pub site: u32,
     /// One of its linear layers, or all.
     pub part: Option<u8>,
+    /// Whether its rows follow.
+    pub source: Source,
     /// Number of the call in its session: ascending. A call may be repeated with its number until it is answered.
     pub sequence: u64,
     /// Rows, 1 to [`MAX_ROWS`].
@@ -252,6 +283,7 @@ impl CallHeader {
         header[4..8].copy_from_slice(&[self.op as u8, self.path as u8, self.class as u8, self.dtype as u8]);
         header[8..12].copy_from_slice(&self.site.to_le_bytes());
         header[12] = self.part.unwrap_or(ALL_PARTS);
+        header[13] = self.source as u8;
         header[16..24].copy_from_slice(&self.sequence.to_le_bytes());
         header[24..28].copy_from_slice(&self.rows.to_le_bytes());
         header[32..40].copy_from_slice(&self.input.to_le_bytes());
@@ -265,7 +297,7 @@ impl CallHeader {
     /// If it is none.
     pub fn from_bytes(header: &Header) -> Result<Self, HeaderError> {
         magic(header, CALL_MAGIC)?;
-        zero(header, &[13..16, 28..32, 48..HEADER_BYTES])?;
+        zero(header, &[14..16, 28..32, 48..HEADER_BYTES])?;
         let rows = word(header, 24);
         if rows == 0 || rows > MAX_ROWS {
             return Err(HeaderError::Range { what: "rows", value: rows.into(), most: MAX_ROWS.into() });
@@ -277,6 +309,7 @@ impl CallHeader {
             dtype: Dtype::from_code(header[7])?,
             site: word(header, 8),
             part: (header[12] != ALL_PARTS).then_some(header[12]),
+            source: Source::from_code(header[13])?,
             sequence: long(header, 16),
             rows,
             input: long(header, 32),

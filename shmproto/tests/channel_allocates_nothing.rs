@@ -10,7 +10,7 @@ use std::{
 
 use shmproto::{
     channel::{Bell, ExecutorChannel, Geometry, Woken, wait_any},
-    layer::{CallHeader, Class, Dtype, Op, Path, ReplyHeader, Status},
+    layer::{CallHeader, Class, Dtype, Op, Path, ReplyHeader, Source, Status},
 };
 
 struct Counting;
@@ -45,6 +45,7 @@ fn call(sequence: u64, dtype: Dtype) -> CallHeader {
         dtype,
         site: 0,
         part: None,
+        source: Source::Rows,
         sequence,
         rows: 1,
         input: 0,

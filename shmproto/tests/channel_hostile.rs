@@ -15,7 +15,7 @@ use patience::WATCHDOG;
 use proptest::prelude::*;
 use shmproto::{
     channel::{Bell, ClientChannel, ExecutorChannel, Full, Geometry, Violation, wait_any},
-    layer::{CallHeader, Class, Dtype, HeaderError, Op, Path, ReplyHeader, Status},
+    layer::{CallHeader, Class, Dtype, HeaderError, Op, Path, ReplyHeader, Source, Status},
     region::{Access, Region},
 };
 
@@ -49,6 +49,7 @@ fn call(sequence: u64) -> CallHeader {
         dtype: Dtype::F32,
         site: 0,
         part: None,
+        source: Source::Rows,
         sequence,
         rows: 1,
         input: 64,

@@ -9,10 +9,10 @@ use shmproto::{
     codec::{DecodeError, Wire},
     handover::Message,
     layer::{
-        CallHeader, Class, Dtype, HEADER_BYTES, HeaderError, MAX_ROWS, Op, Path, ReplyHeader, Status,
+        CallHeader, Class, Dtype, HEADER_BYTES, HeaderError, MAX_ROWS, Op, Path, ReplyHeader, Source, Status,
         control::{
             AdapterDtype, Catalog, ChannelReady, Fetch, Fetched, FromLayers, KvDtype, Open, Opened, Part,
-            RefusalCode, Refused, SessionStats, Site, SkeletonFile, ToLayers,
+            RefusalCode, Refused, Ring, SessionStats, Site, SkeletonFile, ToLayers,
         },
     },
 };
@@ -27,6 +27,7 @@ fn call() -> CallHeader {
         dtype: Dtype::F32,
         site: 0,
         part: Some(0),
+        source: Source::Rows,
         sequence: 0,
         rows: 1,
         input: 0,
@@ -78,6 +79,7 @@ fn the_document_draws_both_headers_as_they_are() {
         ("dtype", CallHeader { dtype: Dtype::Bf16, ..call() }),
         ("site", CallHeader { site: u32::MAX, ..call() }),
         ("part", CallHeader { part: None, ..call() }),
+        ("source", CallHeader { source: Source::Draw, ..call() }),
         ("sequence", CallHeader { sequence: u64::MAX, ..call() }),
         ("rows", CallHeader { rows: MAX_ROWS, ..call() }),
         ("input", CallHeader { input: u64::MAX, ..call() }),
@@ -122,7 +124,14 @@ fn every_reserved_byte_and_every_byte_of_the_magic_is_looked_at() {
 
 #[test]
 fn codes_that_name_nothing_and_rows_beyond_the_limit_are_refused() {
-    for (at, what, known) in [(4, "operation", 3), (5, "path", 2), (6, "class", 5), (7, "number format", 2)] {
+    let codes = [
+        (4, "operation", 3),
+        (5, "path", 3),
+        (6, "class", 5),
+        (7, "number format", 2),
+        (13, "source of rows", 2),
+    ];
+    for (at, what, known) in codes {
         for code in 0..=u8::MAX {
             let mut header = call().to_bytes();
             header[at] = code;
@@ -133,7 +142,7 @@ fn codes_that_name_nothing_and_rows_beyond_the_limit_are_refused() {
             }
         }
     }
-    for (at, what, known) in [(4, "status", 9), (5, "number format", 2)] {
+    for (at, what, known) in [(4, "status", 10), (5, "number format", 2)] {
         for code in known..=u8::MAX {
             let mut header = reply().to_bytes();
             header[at] = code;
@@ -153,15 +162,17 @@ fn arbitrary_call() -> impl Strategy<Value = CallHeader> {
         prop::sample::select(Class::ALL),
         prop::sample::select(Dtype::ALL),
         prop::option::of(0..u8::MAX),
+        prop::sample::select(Source::ALL),
     );
     (codes, any::<u32>(), 1..=MAX_ROWS, any::<[u64; 3]>()).prop_map(
-        |((op, path, class, dtype, part), site, rows, [sequence, input, output])| CallHeader {
+        |((op, path, class, dtype, part, source), site, rows, [sequence, input, output])| CallHeader {
             op,
             path,
             class,
             dtype,
             site,
             part,
+            source,
             sequence,
             rows,
             input,
@@ -304,6 +315,7 @@ fn a_key_is_never_shown() {
 #[test]
 fn a_catalog_arrives_as_it_was_sent_and_hostile_counts_cost_nothing() {
     let part = Part { name: "q_proj".to_owned(), rows: 64, has_bias: 1 };
+    let ring = Ring { weight_exponent: -24, l1: [1 << 40, 3], commitment: [9; 32] };
     let catalog = Catalog {
         model: "m".to_owned(),
         architecture: "llama".to_owned(),
@@ -311,7 +323,10 @@ fn a_catalog_arrives_as_it_was_sent_and_hostile_counts_cost_nothing() {
         context_length: 2048,
         kv_dtype: KvDtype::F16,
         adapter_dtype: AdapterDtype::F16,
-        sites: vec![Site { columns: 64, paths: 3, parts: vec![part.clone(), part] }; 2],
+        sites: vec![
+            Site { columns: 64, paths: 3, ring: None, parts: vec![part.clone(), part.clone()] },
+            Site { columns: 64, paths: 15, ring: Some(ring), parts: vec![part] },
+        ],
         files: vec![SkeletonFile {
             name: "model.gguf".to_owned(),
             bytes: 1 << 40,

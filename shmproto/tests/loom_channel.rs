@@ -9,7 +9,7 @@ use std::time::Duration;
 use loom::{sync::Arc, thread};
 use shmproto::{
     channel::{Bell, ClientChannel, ExecutorChannel, Full, Geometry, Violation, Woken, wait_any},
-    layer::{CallHeader, Class, Dtype, Op, Path, ReplyHeader, Status},
+    layer::{CallHeader, Class, Dtype, Op, Path, ReplyHeader, Source, Status},
 };
 
 fn channel(depth: u32) -> (ExecutorChannel, ClientChannel) {
@@ -24,6 +24,7 @@ fn call(sequence: u64) -> CallHeader {
         dtype: Dtype::F32,
         site: 1,
         part: None,
+        source: Source::Rows,
         sequence,
         rows: 1,
         input: 0,

@@ -14,7 +14,7 @@ use shmproto::{
     channel::{ClientChannel, Geometry, LAYOUT_HASH},
     codec::Wire as _,
     layer::{
-        CallHeader, Class, Dtype, LAYER_VERSION, Op, Path as CallPath, Status,
+        CallHeader, Class, Dtype, LAYER_VERSION, Op, Path as CallPath, Source, Status,
         control::{
             AdapterDtype, CATALOG, Catalog, ClientEnd, Fetch, FromLayers, KvDtype, Open, Opened, RefusalCode,
             Refused, ToLayers,
@@ -131,6 +131,7 @@ fn call(channel: &mut ClientChannel, sequence: u64, columns: usize, outputs: usi
         dtype: Dtype::F32,
         site: 0,
         part: None,
+        source: Source::Rows,
         sequence,
         rows: 1,
         input: 0,

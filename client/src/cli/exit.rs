@@ -180,7 +180,10 @@ fn is_missing(error: &(dyn Error + 'static)) -> bool {
 fn of_call(error: &CallError) -> Exit {
     match error {
         CallError::PeerGone { .. } | CallError::Quota { .. } | CallError::Busy { .. } => Exit::Unavailable,
-        CallError::Masking(_) | CallError::Nonlinear { .. } => Exit::Usage,
+        CallError::Masking(_)
+        | CallError::Nonlinear { .. }
+        | CallError::NoRing { .. }
+        | CallError::SameExecutor { .. } => Exit::Usage,
         CallError::Link(error) => match error {
             LinkError::Unauthenticated(_) => Exit::Refused,
             LinkError::Refused(refused) => match refused.code {

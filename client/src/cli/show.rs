@@ -58,7 +58,7 @@ pub(super) fn sites(arguments: &SitesArguments, terminal: Terminal) -> Result<()
 }
 
 fn paths(site: &Site) -> Vec<&'static str> {
-    let all = [(Path::Fast, "fast"), (Path::Linear, "linear")];
+    let all = [(Path::Fast, "fast"), (Path::Linear, "linear"), (Path::Ring, "ring")];
     all.into_iter().filter(|&(path, _)| has_path(site, path)).map(|(_, word)| word).collect()
 }
 

@@ -3,9 +3,12 @@
 use std::time::{Duration, Instant};
 
 use model::sites::SiteId;
-use shmproto::layer::{CallHeader, Class, MAX_ROWS, Op, Path, ReplyHeader, Status, control::Site};
+use shmproto::layer::{
+    CallHeader, Class, Dtype, MAX_ROWS, Op, Path, ReplyHeader, Source, Status,
+    control::Site,
+};
 
-use super::{Session, patience::Patience};
+use super::{Session, Settings, patience::Patience};
 use crate::error::{CallError, LinkError};
 
 /// How often a call on which the executor fails is tried.
@@ -15,6 +18,7 @@ const MAX_FAILURES: u32 = 3;
 const HAS_FAST: u8 = 1;
 const HAS_LINEAR: u8 = 2;
 const FAST_IS_LINEAR: u8 = 4;
+const HAS_RING: u8 = 8;
 
 /// What is asked of a site, besides its rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,17 +41,18 @@ pub fn has_path(site: &Site, path: Path) -> bool {
     let bits = match path {
         Path::Fast => HAS_FAST,
         Path::Linear => HAS_LINEAR,
+        Path::Ring => HAS_RING,
     };
     site.paths & bits != 0 || (path == Path::Linear && site.paths & FAST_IS_LINEAR != 0)
 }
 
 impl Session {
-    /// Takes the rows `x` through a site into the rows `out`.
+    /// Takes the rows `x` through a site into the rows `out`. On the ring path a number of a row is two words of 32 bits.
     ///
     /// # Errors
     /// The executor is gone and does not come back, has no room, or refuses what is asked. `out` is undefined then.
     pub fn call(&mut self, ask: Ask, x: &[f32], out: &mut [f32]) -> Result<(), CallError> {
-        let (input, output) = self.widths(ask)?;
+        let (input, output) = self.words(ask)?;
         let rows = x.len() / input;
         let shape = |reason| CallError::Shape { site: ask.site.0, rows, reason };
         if !x.len().is_multiple_of(input) || rows.checked_mul(output) != Some(out.len()) {
@@ -55,28 +60,31 @@ impl Session {
         }
         let most = self.rows_of_call(input + output).ok_or_else(|| shape("not one row is taken"))?;
         for (x, out) in x.chunks(most * input).zip(out.chunks_mut(most * output)) {
-            self.one_call(ask, x.len() / input, x, out)?;
+            let mut trial = Trial::new(self, ask, x.len() / input, Source::Rows)?;
+            while !self.attempt(&mut trial, x, out, &mut || {})? {}
         }
         Ok(())
     }
 
-    /// Elements of a row that goes in and of one that comes out.
-    fn widths(&self, ask: Ask) -> Result<(usize, usize), CallError> {
+    /// Words of 32 bits of a row that goes in and of one that comes out.
+    pub(crate) fn words(&self, ask: Ask) -> Result<(usize, usize), CallError> {
         let unknown = CallError::UnknownSite { site: ask.site.0 };
         let Some(site) = self.catalog.sites.get(ask.site.0 as usize) else { return Err(unknown) };
         if !has_path(site, ask.path) {
-            return Err(CallError::Nonlinear { site: ask.site.0 });
+            let site = ask.site.0;
+            return Err(if ask.path == Path::Ring { CallError::NoRing { site } } else { CallError::Nonlinear { site } });
         }
         let outputs = match ask.part {
             None => site.parts.iter().map(|part| part.rows as usize).sum(),
             Some(part) => site.parts.get(usize::from(part)).ok_or(unknown)?.rows as usize,
         };
-        let columns = site.columns as usize;
+        let (columns, words) = (site.columns as usize * ask.path.words(), ask.path.words());
+        let outputs = outputs * words;
         Ok(if ask.op == Op::Backward { (outputs, columns) } else { (columns, outputs) })
     }
 
-    /// Most rows of one call whose rows have `width` elements, there and back.
-    fn rows_of_call(&self, width: usize) -> Option<usize> {
+    /// Most rows of one call whose rows have `width` words, there and back.
+    pub(crate) fn rows_of_call(&self, width: usize) -> Option<usize> {
         let opened = &self.opened;
         let rows = self.settings.max_rows.min(opened.max_rows).min(opened.max_waiting_rows).min(MAX_ROWS);
         let row_bytes = (width * self.settings.dtype.bytes()) as u64;
@@ -85,50 +93,44 @@ impl Session {
         usize::try_from(u64::from(rows).min(affordable)).ok().filter(|&rows| rows > 0)
     }
 
-    /// Makes one call, until it is answered.
-    fn one_call(&mut self, ask: Ask, rows: usize, x: &[f32], out: &mut [f32]) -> Result<(), CallError> {
-        let mut header = self.header(ask, rows);
-        let mut patience = Patience::new(self.settings.patience);
-        let (mut failures, mut is_repeated) = (0, false);
-        loop {
-            self.usage.repeats += u64::from(is_repeated);
-            let begun = Instant::now();
-            failpoint::pass("client.before_call");
-            let reply = match self.linked(&mut patience)?.call(&header, x, out) {
-                Ok(reply) if reply.status == Status::Done => {
-                    failpoint::pass("client.after_call");
-                    self.note(&reply, begun.elapsed(), x.len(), out.len());
-                    return Ok(());
-                }
-                Ok(reply) => reply,
-                Err(error) => {
-                    // The same number: the executor may have it in hand still.
-                    self.lose(error, &mut patience)?;
-                    is_repeated = true;
-                    continue;
-                }
-            };
-            failures += u32::from(reply.status == Status::Failed);
-            let sent_before = std::mem::replace(&mut is_repeated, true);
-            self.refused(&header, &reply, &mut patience, Tried { failures, sent_before })?;
-            header.sequence = self.next_number();
-        }
-    }
-
-    fn header(&mut self, ask: Ask, rows: usize) -> CallHeader {
-        let Ask { site, part, op, path, class } = ask;
-        CallHeader {
-            op,
-            path,
-            class,
-            dtype: self.settings.dtype,
-            site: site.0,
-            part,
-            sequence: self.next_number(),
-            rows: u32::try_from(rows).unwrap_or(MAX_ROWS),
-            input: 0,
-            output: 0,
-        }
+    /// Tries once to have a call answered, and does something else `meanwhile`, once, if it gets so far as to be sent. False if it
+    /// was not answered and, after a while that was waited, is worth another attempt.
+    ///
+    /// # Errors
+    /// It will not be answered.
+    pub(crate) fn attempt(
+        &mut self,
+        trial: &mut Trial,
+        x: &[f32],
+        out: &mut [f32],
+        meanwhile: &mut dyn FnMut(),
+    ) -> Result<bool, CallError> {
+        let header = match trial.header {
+            Some(header) => header,
+            None => CallHeader { sequence: self.next_number(), ..trial.call },
+        };
+        self.usage.repeats += u64::from(trial.is_repeated);
+        let begun = Instant::now();
+        failpoint::pass("client.before_call");
+        let reply = match self.linked(&mut trial.patience)?.call_beside(&header, x, out, meanwhile) {
+            Ok(reply) if reply.status == Status::Done => {
+                failpoint::pass("client.after_call");
+                self.note(&reply, begun.elapsed(), x.len(), out.len());
+                return Ok(true);
+            }
+            Ok(reply) => reply,
+            Err(error) => {
+                // The same number: the executor may have it in hand still.
+                trial.header = Some(header);
+                trial.is_repeated = true;
+                return self.lose(error, &mut trial.patience).map(|()| false);
+            }
+        };
+        trial.header = None;
+        trial.failures += u32::from(reply.status == Status::Failed);
+        let sent_before = std::mem::replace(&mut trial.is_repeated, true);
+        let tried = Tried { failures: trial.failures, sent_before };
+        self.refused(&header, &reply, &mut trial.patience, tried).map(|()| false)
     }
 
     fn next_number(&mut self) -> u64 {
@@ -160,8 +162,10 @@ impl Session {
                 Err(LinkError::Protocol("a number is refused that was never used".to_owned()).into())
             }
             Status::Shape => Err(CallError::Shape { site, rows, reason: "the executor says so" }),
+            Status::Nonlinear if call.path == Path::Ring => Err(CallError::NoRing { site }),
             Status::Nonlinear => Err(CallError::Nonlinear { site }),
             Status::UnknownSite => Err(CallError::UnknownSite { site }),
+            Status::Unsuited => Err(CallError::Unsuited { site, reason: "the executor says so" }),
         }
     }
 
@@ -183,4 +187,43 @@ struct Tried {
     failures: u32,
     /// The same call was sent before, perhaps under this number.
     sent_before: bool,
+}
+
+/// A call that is tried until it is answered.
+#[derive(Debug)]
+pub(crate) struct Trial {
+    /// But for its number.
+    call: CallHeader,
+    /// What was sent over a connection that was lost: it is sent again as it was.
+    header: Option<CallHeader>,
+    patience: Patience,
+    failures: u32,
+    is_repeated: bool,
+}
+
+impl Trial {
+    /// A call of `rows` rows that come from `source`.
+    ///
+    /// # Errors
+    /// It does not go together.
+    pub(crate) fn new(session: &Session, ask: Ask, rows: usize, source: Source) -> Result<Self, CallError> {
+        let Ask { site, part, op, path, class } = ask;
+        let Settings { dtype, patience, .. } = *session.settings();
+        let unsuited = |reason| Err(CallError::Unsuited { site: site.0, reason });
+        match path {
+            Path::Ring if op == Op::Forward => return unsuited("a bias is no ring element"),
+            Path::Ring if dtype != Dtype::F32 => return unsuited("bf16 would round what is exact: use f32"),
+            Path::Fast | Path::Linear if source == Source::Draw => return unsuited("only the ring path has draws"),
+            _ => {}
+        }
+        let rows = u32::try_from(rows).unwrap_or(MAX_ROWS);
+        let (site, sequence, input, output) = (site.0, 0, 0, 0);
+        let call = CallHeader { op, path, class, dtype, site, part, source, sequence, rows, input, output };
+        Ok(Self { call, header: None, patience: Patience::new(patience), failures: 0, is_repeated: false })
+    }
+
+    /// What was tried is not sent again: another attempt has other rows, and so another number.
+    pub(crate) fn renew(&mut self) {
+        self.header = None;
+    }
 }

@@ -3,7 +3,7 @@
 use shmproto::{
     codec::Wire as _,
     layer::{
-        LAYER_VERSION,
+        LAYER_VERSION, Path,
         control::{
             CATALOG, Catalog, Fetch, FromLayers, MAX_CATALOG_BYTES, MAX_FETCH_BYTES, Open, Opened,
             RefusalCode, ToLayers,
@@ -11,7 +11,7 @@ use shmproto::{
     },
 };
 
-use super::settings::Settings;
+use super::{calls::has_path, settings::Settings};
 use crate::{
     error::LinkError,
     transport::{Connect, Transport},
@@ -126,6 +126,9 @@ fn check(catalog: &Catalog) -> Result<(), LinkError> {
             .try_fold(0_u32, |sum, part| if fits(part.rows) { sum.checked_add(part.rows) } else { None });
         if !fits(site.columns) || !outputs.is_some_and(fits) {
             return Err(LinkError::Protocol(format!("site {number} of the catalog has no sensible shape")));
+        }
+        if has_path(site, Path::Ring) != site.ring.is_some() {
+            return Err(LinkError::Protocol(format!("site {number} of the catalog has half a ring path")));
         }
     }
     Ok(())

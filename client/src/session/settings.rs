@@ -11,7 +11,7 @@ pub struct Settings {
     pub key: Option<String>,
     /// What it calls itself in the operator's lists.
     pub name: String,
-    /// How it protects its activations: `off` or `paper`.
+    /// How it protects its activations: `off`, `paper`, `pads` or `shares`.
     pub masking: String,
     /// How rows travel.
     pub dtype: Dtype,

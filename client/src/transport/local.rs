@@ -195,6 +195,16 @@ impl Transport for LocalTransport {
     }
 
     fn call(&mut self, call: &CallHeader, x: &[f32], out: &mut [f32]) -> Result<ReplyHeader, LinkError> {
+        self.call_beside(call, x, out, &mut || {})
+    }
+
+    fn call_beside(
+        &mut self,
+        call: &CallHeader,
+        x: &[f32],
+        out: &mut [f32],
+        meanwhile: &mut dyn FnMut(),
+    ) -> Result<ReplyHeader, LinkError> {
         let (output, bytes) = places(call, x, out);
         let call = CallHeader { input: 0, output, ..*call };
         let spin = self.spin;
@@ -204,6 +214,7 @@ impl Transport for LocalTransport {
             return Err(self.why(full));
         }
         failpoint::pass("client.call_waits");
+        meanwhile();
         let begun = Instant::now();
         let reply = loop {
             let channel = self.channel.as_mut().expect("the call went through it");

@@ -4,7 +4,10 @@
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use kernels::Activations;
@@ -12,16 +15,20 @@ use model::sites::{EvaluateSites, SiteCall, SiteId, SiteOp, SitePath};
 use shmproto::{
     codec::Wire as _,
     layer::{
-        CallHeader, Op, Path, ReplyHeader, Status,
+        CallHeader, Op, Path, ReplyHeader, Source, Status,
         control::{
             CATALOG, Catalog, Fetch, Fetched, FromLayers, MAX_FETCH_BYTES, Opened, Part, RefusalCode,
-            Refused, SessionStats, Site, ToLayers,
+            Refused, Ring, SessionStats, Site, ToLayers,
         },
+        draw::{DRAW_WORDS, Draw},
     },
 };
 
 use super::{Connect, Transport};
 use crate::{error::LinkError, rows};
+
+/// Executors so far: no two are one.
+static INSTANCES: AtomicU64 = AtomicU64::new(1);
 
 /// Most rows it takes in a call.
 const MAX_ROWS: u32 = 4096;
@@ -32,9 +39,14 @@ pub fn catalog_sites(sites: &[model::sites::Site]) -> Vec<Site> {
     let number = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
     let site = |site: &model::sites::Site| Site {
         columns: number(site.columns),
-        paths: if site.fast_is_linear { 0b111 } else { 0b011 },
+        paths: if site.fast_is_linear { 0b111 } else { 0b011 } | if site.ring.is_some() { 0b1000 } else { 0 },
+        ring: site.ring.map(ring),
         parts: site.parts.iter().map(part).collect(),
     };
+    fn ring(site: model::sites::RingSite) -> Ring {
+        let model::sites::RingSite { weight_exponent, l1, commitment } = site;
+        Ring { weight_exponent, l1, commitment }
+    }
     fn part(part: &model::sites::SitePart) -> Part {
         let rows = u32::try_from(part.rows).unwrap_or(u32::MAX);
         Part { name: part.name.clone(), rows, has_bias: part.has_bias.into() }
@@ -72,7 +84,7 @@ impl Loopback {
             base,
             catalog: catalog.to_bytes(),
             files,
-            instance: 1,
+            instance: INSTANCES.fetch_add(1, Ordering::Relaxed),
             sessions: 0,
             stats: SessionStats::default(),
             x: Activations::default(),
@@ -166,18 +178,28 @@ impl Executor {
             path: match call.path {
                 Path::Fast => SitePath::Fast,
                 Path::Linear => SitePath::Linear,
+                Path::Ring => SitePath::Ring,
             },
         };
         let site = self.base.sites().get(call.site as usize);
-        let Some((input, output)) = site.and_then(|site| site.widths(asked.part, asked.op)) else {
+        let Some((site, (input, output))) = site.and_then(|site| Some((site, site.words(asked)?))) else {
             return ReplyHeader::refusal(call, Status::UnknownSite, 0);
         };
+        if call.path == Path::Ring && site.ring.is_none() {
+            return ReplyHeader::refusal(call, Status::Nonlinear, 0);
+        }
         let rows = call.rows as usize;
-        if (rows * input, rows * output) != (x.len(), out.len()) || call.rows > MAX_ROWS {
+        let coming = if call.source == Source::Draw { DRAW_WORDS } else { rows * input };
+        if (coming, rows * output) != (x.len(), out.len()) || call.rows > MAX_ROWS {
             return ReplyHeader::refusal(call, Status::Shape, 0);
         }
         self.x.reshape(rows, input);
-        self.x.values_mut().copy_from_slice(x);
+        match <&[f32; DRAW_WORDS]>::try_from(x) {
+            Ok(words) if call.source == Source::Draw => {
+                Draw::from_words(words).fill(0, input, self.x.values_mut());
+            }
+            _ => self.x.values_mut().copy_from_slice(x),
+        }
         rows::round(call.dtype, self.x.values_mut());
         if self.base.evaluate(asked, &mut self.x, out).is_err() {
             return ReplyHeader::refusal(call, Status::Failed, 0);

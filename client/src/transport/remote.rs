@@ -257,11 +257,22 @@ impl Transport for RemoteTransport {
     }
 
     fn call(&mut self, call: &CallHeader, x: &[f32], out: &mut [f32]) -> Result<ReplyHeader, LinkError> {
+        self.call_beside(call, x, out, &mut || {})
+    }
+
+    fn call_beside(
+        &mut self,
+        call: &CallHeader,
+        x: &[f32],
+        out: &mut [f32],
+        meanwhile: &mut dyn FnMut(),
+    ) -> Result<ReplyHeader, LinkError> {
         self.message.clear();
         zmtp::put_two_frames_head(&mut self.message, &call.to_bytes(), x.len() * call.dtype.bytes());
         rows::encode(call.dtype, x, &mut self.message);
         self.stream.send(&self.message)?;
         failpoint::pass("client.call_waits");
+        meanwhile();
         let (first, second) = loop {
             match self.receive()? {
                 (first, second) if first == CONTROL => match control(&second)? {

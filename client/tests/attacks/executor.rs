@@ -8,7 +8,7 @@ use client::{
 };
 use model::sites::SiteId;
 use shmproto::layer::{
-    CallHeader, Class, Dtype, Op, Path as SitePath, ReplyHeader,
+    CallHeader, Class, Dtype, Op, Path as SitePath, ReplyHeader, Source,
     control::{FromLayers, ToLayers},
 };
 
@@ -114,6 +114,7 @@ impl Curious {
             dtype: Dtype::F32,
             site: site.0,
             part: None,
+            source: Source::Rows,
             sequence: 1,
             rows: u32::try_from(x.count()).unwrap(),
             input: 0,

@@ -4,6 +4,7 @@
 
 pub mod doors;
 pub mod far;
+pub mod ring;
 pub mod training;
 
 use std::{
@@ -71,7 +72,7 @@ pub fn resident(path: &Path) -> (ResidentModel, bool) {
 /// An executor in this process that serves the model at `path`, and gives no files out.
 pub fn executor(path: &Path) -> Loopback {
     let (base, is_exact) = resident(path);
-    let catalog = catalog(&base, is_exact);
+    let catalog = catalog(&base, base.sites(), is_exact);
     Loopback::new(Box::new(base), &catalog, Vec::new())
 }
 
@@ -86,11 +87,11 @@ pub fn giving_executor(path: &Path) -> Loopback {
     };
     let base_hash = model::sources::identity::of_model(path).unwrap();
     let files = plan.files().iter().map(listed).collect();
-    let catalog = Catalog { base_hash, files, ..catalog(&base, is_exact) };
+    let catalog = Catalog { base_hash, files, ..catalog(&base, base.sites(), is_exact) };
     Loopback::new(Box::new(base), &catalog, vec![std::fs::read(path).unwrap()])
 }
 
-fn catalog(base: &ResidentModel, is_exact: bool) -> Catalog {
+fn catalog(base: &ResidentModel, sites: &[model::sites::Site], is_exact: bool) -> Catalog {
     Catalog {
         model: "tested".to_owned(),
         architecture: base.config().architecture.clone(),
@@ -98,7 +99,7 @@ fn catalog(base: &ResidentModel, is_exact: bool) -> Catalog {
         context_length: 0,
         kv_dtype: if is_exact { control::KvDtype::F32 } else { control::KvDtype::F16 },
         adapter_dtype: if is_exact { AdapterDtype::Exact } else { AdapterDtype::F16 },
-        sites: catalog_sites(base.sites()),
+        sites: catalog_sites(sites),
         files: Vec::new(),
     }
 }

@@ -3,11 +3,12 @@
 use shmproto::{
     codec::Wire,
     layer::{
-        CallHeader, Class, Dtype, Op, Path, ReplyHeader, Status,
+        CallHeader, Class, Dtype, Op, Path, ReplyHeader, Source, Status,
         control::{
             AdapterDtype, Catalog, ChannelReady, Fetch, Fetched, FromLayers, KvDtype, Open, Opened, Part,
-            RefusalCode, Refused, SessionStats, Site, SkeletonFile, ToLayers,
+            RefusalCode, Refused, Ring, SessionStats, Site, SkeletonFile, ToLayers,
         },
+        draw::DRAW_BYTES,
     },
     zmtp::put_message,
 };
@@ -28,6 +29,7 @@ fn call() -> CallHeader {
         dtype: Dtype::F32,
         site: 3,
         part: None,
+        source: Source::Rows,
         sequence: 1,
         rows: 1,
         input: 64,
@@ -40,6 +42,8 @@ pub(super) fn calls() -> Vec<Seed> {
     make.valid("forward", call().to_bytes().to_vec());
     let backward = CallHeader { op: Op::Backward, class: Class::Training, part: Some(1), ..call() };
     make.valid("backward", backward.to_bytes().to_vec());
+    let drawn = CallHeader { op: Op::ForwardNoBias, path: Path::Ring, source: Source::Draw, ..call() };
+    make.valid("a draw through the ring path", drawn.to_bytes().to_vec());
     let with = |at: usize, bytes: &[u8]| {
         let mut header = call().to_bytes().to_vec();
         header[at..at + bytes.len()].copy_from_slice(bytes);
@@ -48,6 +52,8 @@ pub(super) fn calls() -> Vec<Seed> {
     make.refused("2^32 - 1 rows", COUNTS, with(24, &[255; 4]), "above 65536");
     make.refused("no rows", COUNTS, with(24, &[0; 4]), "rows is 0");
     make.refused("an operation there is not", FORMAT, with(4, &[3]), "names nothing");
+    make.refused("a path there is not", FORMAT, with(5, &[3]), "names nothing");
+    make.refused("a source of rows there is not", FORMAT, with(13, &[2]), "names nothing");
     make.refused("a class there is not", FORMAT, with(6, &[5]), "names nothing");
     make.refused("reserved bytes in use", FORMAT, with(63, &[1]), "reserved");
     make.refused(
@@ -69,7 +75,7 @@ pub(super) fn replies() -> Vec<Seed> {
         header[at] = byte;
         header
     };
-    make.refused("a status there is not", FORMAT, with(4, 9), "names nothing");
+    make.refused("a status there is not", FORMAT, with(4, 10), "names nothing");
     make.refused("reserved bytes in use", FORMAT, with(32, 1), "reserved");
     make.refused("a call", FORMAT, call().to_bytes().to_vec(), "begins with");
     make.seeds
@@ -100,6 +106,7 @@ pub(super) fn to_layers() -> Vec<Seed> {
 
 fn catalog() -> Catalog {
     let part = Part { name: "q_proj".to_owned(), rows: 64, has_bias: 1 };
+    let ring = Ring { weight_exponent: -24, l1: [1 << 40, 3], commitment: [9; 32] };
     let [model, architecture, name] = ["m", "llama", "model.gguf"].map(str::to_owned);
     Catalog {
         model,
@@ -108,7 +115,10 @@ fn catalog() -> Catalog {
         context_length: 2048,
         kv_dtype: KvDtype::F16,
         adapter_dtype: AdapterDtype::F16,
-        sites: vec![Site { columns: 64, paths: 3, parts: vec![part] }],
+        sites: vec![
+            Site { columns: 64, paths: 3, ring: None, parts: vec![part.clone()] },
+            Site { columns: 64, paths: 15, ring: Some(ring), parts: vec![part] },
+        ],
         files: vec![SkeletonFile { name, bytes: 1 << 20, ranges: vec![(0, 64)] }],
     }
 }
@@ -163,6 +173,10 @@ pub(super) fn zmtp() -> Vec<Seed> {
     let mut message = Vec::new();
     put_message(&mut message, &[&call().to_bytes(), &[0; 2304]]);
     make.valid("a call", null(&message));
+    let drawn = CallHeader { op: Op::ForwardNoBias, path: Path::Ring, source: Source::Draw, ..call() };
+    message.clear();
+    put_message(&mut message, &[&drawn.to_bytes(), &[7; DRAW_BYTES]]);
+    make.valid("a draw", null(&message));
     make.valid("a ping", null(b"\x04\x0b\x04PING\x00\x1ectxt"));
     let login = b"\x04\x0f\x05HELLO\x03key\x04good\x04\x1f\x08INITIATE\x0bSocket-Type\0\0\0\x06DEALER";
     make.valid("a login", plain(login));

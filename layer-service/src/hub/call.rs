@@ -3,7 +3,10 @@
 use std::time::{Duration, Instant};
 
 use model::sites::{Site, SiteCall, SiteId, SiteOp, SitePath};
-use shmproto::layer::{CallHeader, Dtype, Op, Path, Status};
+use shmproto::layer::{
+    CallHeader, Dtype, Op, Path, Source, Status,
+    draw::{DRAW_BYTES, Draw},
+};
 
 use crate::{ConnectionId, inbox::Payload, quota::OverQuota};
 
@@ -31,11 +34,13 @@ impl From<OverQuota> for Refusal {
 pub(super) struct Asked {
     pub(super) call: SiteCall,
     pub(super) rows: usize,
-    /// Elements of a row that comes in.
+    /// Words of a row that is computed with.
     pub(super) input: usize,
-    /// Elements of a row that goes out.
+    /// Words of a row that goes out.
     pub(super) output: usize,
     pub(super) dtype: Dtype,
+    /// Whether rows come, or what they are made from.
+    pub(super) source: Source,
 }
 
 impl Asked {
@@ -47,16 +52,31 @@ impl Asked {
             Op::ForwardNoBias => SiteOp::ForwardNoBias,
             Op::Backward => SiteOp::Backward,
         };
-        let (input, output) = site.widths(header.part, op).ok_or(Status::UnknownSite)?;
         let path = path(op, header.path, site);
+        let call = SiteCall { site: SiteId(header.site), part: header.part, op, path };
+        let (input, output) = site.words(call).ok_or(Status::UnknownSite)?;
+        if !suits(header) {
+            return Err(Status::Unsuited);
+        }
+        if path == SitePath::Ring && site.ring.is_none() {
+            return Err(Status::Nonlinear);
+        }
         if header.rows > max_rows {
             return Err(Status::Shape);
         }
-        let call = SiteCall { site: SiteId(header.site), part: header.part, op, path };
-        Ok(Self { call, rows: header.rows as usize, input, output, dtype: header.dtype })
+        let CallHeader { dtype, source, .. } = *header;
+        Ok(Self { call, rows: header.rows as usize, input, output, dtype, source })
     }
 
-    /// Bytes of so many rows that come in.
+    /// Bytes of what comes for all rows.
+    pub(super) fn coming_bytes(&self) -> u64 {
+        match self.source {
+            Source::Rows => self.input_bytes(self.rows),
+            Source::Draw => DRAW_BYTES as u64,
+        }
+    }
+
+    /// Bytes of so many rows, if they come.
     pub(super) fn input_bytes(&self, rows: usize) -> u64 {
         bytes(rows, self.input, self.dtype)
     }
@@ -72,9 +92,19 @@ fn bytes(rows: usize, width: usize, dtype: Dtype) -> u64 {
     rows as u64 * width as u64 * dtype.bytes() as u64
 }
 
+/// Whether what is asked goes together: a bias is no ring element, bf16 would round what is exact, and only on the ring path are
+/// rows made here.
+fn suits(header: &CallHeader) -> bool {
+    match header.path {
+        Path::Ring => header.op != Op::Forward && header.dtype == Dtype::F32,
+        Path::Fast | Path::Linear => header.source == Source::Rows,
+    }
+}
+
 /// Where both are the same arithmetic, calls for either are computed together.
 fn path(op: SiteOp, path: Path, site: &Site) -> SitePath {
     match (op, path) {
+        (_, Path::Ring) => SitePath::Ring,
         (_, Path::Linear) if !site.fast_is_linear => SitePath::Linear,
         (SiteOp::Backward, _) if site.fast_is_linear => SitePath::Linear,
         (_, Path::Linear | Path::Fast) => SitePath::Fast,
@@ -94,6 +124,8 @@ pub(super) struct Call {
     pub(super) computed: Duration,
     /// Rows of the largest of them.
     pub(super) batch_rows: usize,
+    /// What its rows are made from, if they did not come.
+    pub(super) draw: Option<Draw>,
     /// A remote call's rows, and room for its answer.
     pub(super) payload: Option<Both>,
 }
@@ -111,10 +143,11 @@ impl Call {
         header: CallHeader,
         asked: Asked,
         arrived: Instant,
+        draw: Option<Draw>,
         payload: Option<Both>,
     ) -> Self {
         let (waited, computed, batch_rows) = (None, Duration::ZERO, 0);
-        Self { connection, header, asked, arrived, waited, computed, batch_rows, payload }
+        Self { connection, header, asked, arrived, waited, computed, batch_rows, draw, payload }
     }
 }
 
@@ -129,19 +162,20 @@ impl Payload {
 
 #[cfg(test)]
 mod tests {
-    use model::sites::SitePart;
+    use model::sites::{RingSite, SitePart};
 
     use super::*;
     use shmproto::layer::Class;
 
     fn site(fast_is_linear: bool) -> Site {
         let part = |rows| SitePart { name: "m".to_owned(), rows, has_bias: false };
-        Site { columns: 4, parts: vec![part(8), part(2)], fast_is_linear, rounding: None }
+        Site { columns: 4, parts: vec![part(8), part(2)], fast_is_linear, rounding: None, ring: None }
     }
 
     fn header(op: Op, path: Path, part: Option<u8>) -> CallHeader {
         let (class, dtype) = (Class::Training, Dtype::F32);
-        CallHeader { op, path, class, dtype, site: 0, part, sequence: 1, rows: 3, input: 0, output: 0 }
+        let source = Source::Rows;
+        CallHeader { op, path, class, dtype, site: 0, part, source, sequence: 1, rows: 3, input: 0, output: 0 }
     }
 
     #[test]
@@ -171,6 +205,29 @@ mod tests {
         let asked =
             |path| Asked::by(&header(Op::Forward, path, None), &[site(true)], 10).map(|asked| asked.call);
         assert_eq!(asked(Path::Linear), asked(Path::Fast));
+    }
+
+    #[test]
+    fn the_ring_path_has_rows_of_twice_as_many_words_and_neither_bias_nor_bf16() {
+        let ring = RingSite { weight_exponent: -8, l1: [9; 2], commitment: [0; 32] };
+        let with = Site { ring: Some(ring), ..site(true) };
+        let asked = |site: &Site, header| {
+            Asked::by(&header, std::slice::from_ref(site), 10).map(|asked| (asked.call.path, asked.input, asked.output))
+        };
+        let plain = header(Op::ForwardNoBias, Path::Ring, None);
+        assert_eq!(asked(&with, plain), Ok((SitePath::Ring, 8, 20)));
+        let drawn = CallHeader { op: Op::Backward, part: Some(1), source: Source::Draw, ..plain };
+        assert_eq!(asked(&with, drawn), Ok((SitePath::Ring, 4, 8)));
+        assert_eq!(asked(&site(true), plain), Err(Status::Nonlinear));
+        let unsuited = [
+            CallHeader { op: Op::Forward, ..plain },
+            CallHeader { dtype: Dtype::Bf16, ..plain },
+            CallHeader { path: Path::Linear, source: Source::Draw, ..plain },
+            CallHeader { path: Path::Fast, source: Source::Draw, ..plain },
+        ];
+        for header in unsuited {
+            assert_eq!(asked(&with, header), Err(Status::Unsuited), "{header:?}");
+        }
     }
 
     #[test]

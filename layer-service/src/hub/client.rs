@@ -4,8 +4,12 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use shmproto::{
     channel::{ExecutorChannel, Violation},
-    layer::{CallHeader, ReplyHeader, Status},
+    layer::{
+        CallHeader, Dtype, ReplyHeader, Source, Status,
+        draw::{DRAW_WORDS, Draw},
+    },
 };
+use zeroize::Zeroize as _;
 
 use super::{
     Fault,
@@ -49,14 +53,14 @@ impl Client {
         std::mem::replace(&mut self.peer, Peer::Local(Some(Box::new(channel)))).into_channel()
     }
 
-    /// Whether rows and places fit what is asked.
-    pub(super) fn check_places(
+    /// Whether rows and places fit what is asked; also what rows are made from that do not come.
+    pub(super) fn look(
         &self,
         header: &CallHeader,
         asked: &Asked,
         payload: Option<&Payload>,
-    ) -> Result<(), Status> {
-        let (input, output) = (asked.input_bytes(asked.rows), asked.output_bytes(asked.rows));
+    ) -> Result<Option<Draw>, Status> {
+        let (input, output) = (asked.coming_bytes(), asked.output_bytes(asked.rows));
         let fits = match (&self.peer, payload) {
             (Peer::Remote(_), Some(payload)) => payload.bytes.len() as u64 == input,
             (Peer::Local(Some(lent)), None) => {
@@ -66,7 +70,11 @@ impl Client {
             }
             _ => false,
         };
-        if fits { Ok(()) } else { Err(Status::Shape) }
+        match asked.source {
+            _ if !fits => Err(Status::Shape),
+            Source::Rows => Ok(None),
+            Source::Draw => self.peer.read_draw(header, payload).map(Some).ok_or(Status::Shape),
+        }
     }
 
     /// Whether a call may have this number; also the call whose place it takes.
@@ -134,8 +142,27 @@ impl Peer {
         }
     }
 
-    /// Copies the rows of a piece.
+    /// What rows are made from, where it fits in.
+    fn read_draw(&self, header: &CallHeader, payload: Option<&Payload>) -> Option<Draw> {
+        let mut words = [0.0; DRAW_WORDS];
+        match (self, payload) {
+            (Self::Local(Some(lent)), _) => {
+                lent.channel.read_rows(header.input, Dtype::F32, &mut words).ok()?;
+            }
+            (_, Some(payload)) => numbers::read(Dtype::F32, &payload.bytes, &mut words),
+            _ => return None,
+        }
+        let draw = Draw::from_words(&words);
+        words.zeroize();
+        Some(draw)
+    }
+
+    /// Copies the rows of a piece, or makes them.
     pub(super) fn read(&self, call: &Call, piece: &Piece, rows: &mut [f32]) -> Result<(), Violation> {
+        if let Some(draw) = &call.draw {
+            draw.fill(piece.first_row as u64, call.asked.input, rows);
+            return Ok(());
+        }
         let (from, dtype) = (call.asked.input_bytes(piece.first_row), call.header.dtype);
         match (self, &call.payload) {
             (Self::Local(Some(lent)), _) => lent.channel.read_rows(call.header.input + from, dtype, rows)?,

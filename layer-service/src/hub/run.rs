@@ -164,7 +164,7 @@ impl Hub {
     }
 
     fn widths(&self, call: SiteCall) -> Option<(usize, usize)> {
-        self.sites.get(call.site.0 as usize)?.widths(call.part, call.op)
+        self.sites.get(call.site.0 as usize)?.words(call)
     }
 
     /// Copies the rows of a piece.
@@ -208,7 +208,7 @@ impl Hub {
         client.account.answered(&Answered {
             class: header.class,
             rows: header.rows.into(),
-            bytes: (asked.input_bytes(asked.rows), asked.output_bytes(asked.rows)),
+            bytes: (asked.coming_bytes(), asked.output_bytes(asked.rows)),
             waited,
             computed: call.computed,
             batch_rows: call.batch_rows as u64,

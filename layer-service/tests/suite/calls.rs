@@ -13,7 +13,7 @@ use layer_service::{
     hub::Hub,
     inbox::{Payload, Replies, Reply, inbox},
     policy::LONGEST_WAIT,
-    registry::{Base, Linearity, MAX_CALLS, Registry, Session},
+    registry::{Base, Maskable, MAX_CALLS, Registry, Session},
     settings::{LayerSettings, Policy, Quotas},
 };
 use model::{
@@ -26,7 +26,7 @@ use policy::clock::{Clock, SystemClock};
 use shmproto::{
     channel::{ClientChannel, Geometry},
     layer::{
-        CallHeader, Class, Dtype, LAYER_VERSION, Op, Path, ReplyHeader, Status,
+        CallHeader, Class, Dtype, LAYER_VERSION, Op, Path, ReplyHeader, Source, Status,
         control::{Open, RefusalCode},
     },
 };
@@ -56,7 +56,7 @@ impl Rig {
 
     fn at(clock: Box<dyn Clock>, base: Box<dyn EvaluateSites>, settings: LayerSettings) -> Self {
         let (sender, inbox) = inbox();
-        let facts = Base { instance: 7, catalog_bytes: 9, linearity: Linearity::Everywhere };
+        let facts = Base { instance: 7, catalog_bytes: 9, maskable: Maskable { linear: true, ring: true } };
         let registry = Registry::new(settings.quotas, facts, sender, Account::default());
         let hub = Hub::new(&*base, settings, registry.clone(), inbox, clock);
         Self { base, hub, registry }
@@ -69,14 +69,14 @@ impl Rig {
         Local { session, client, sequence: 0 }
     }
 
-    fn remote(&self, number: u64, most: usize) -> (Session, mpsc::Receiver<Reply>) {
+    pub(crate) fn remote(&self, number: u64, most: usize) -> (Session, mpsc::Receiver<Reply>) {
         let (replies, answers) = Replies::queue(most);
         let session = self.registry.open(&Tenant::new("far"), &open(number), Transport::Tls, Some(replies));
         (session.unwrap(), answers)
     }
 
     /// Computes everything there is.
-    fn run(&mut self) {
+    pub(crate) fn run(&mut self) {
         let begin = Instant::now();
         self.hub.poll();
         while !self.hub.is_idle() {
@@ -111,7 +111,7 @@ impl Clock for Standing {
 
 /// A client of this host.
 pub(crate) struct Local {
-    session: Session,
+    pub(crate) session: Session,
     pub(crate) client: ClientChannel,
     sequence: u64,
 }
@@ -130,14 +130,14 @@ impl Local {
         CallHeader { sequence: self.sequence, ..header(site, class, rows) }
     }
 
-    fn answer(&mut self, outputs: usize) -> (ReplyHeader, Vec<f32>) {
+    pub(crate) fn answer(&mut self, outputs: usize) -> (ReplyHeader, Vec<f32>) {
         let reply = self.client.try_take().unwrap().expect("an answer is there");
         let mut rows = vec![0.0; reply.rows as usize * outputs];
         self.client.read_rows(OUT, Dtype::F32, &mut rows).unwrap();
         (reply, rows)
     }
 
-    fn refusal(&mut self) -> Status {
+    pub(crate) fn refusal(&mut self) -> Status {
         let reply = self.client.try_take().unwrap().expect("a refusal is there");
         assert_eq!(reply.rows, 0);
         reply.status
@@ -152,6 +152,7 @@ fn header(site: u32, class: Class, rows: usize) -> CallHeader {
         dtype: Dtype::F32,
         site,
         part: None,
+        source: Source::Rows,
         sequence: 1,
         rows: u32::try_from(rows).unwrap(),
         input: 0,
@@ -219,7 +220,7 @@ pub(crate) fn bits(rows: &[f32]) -> Vec<u32> {
 #[test]
 fn a_session_of_one_executor_is_no_session_of_its_successor() {
     let [had, other] = [3 << 40, 5 << 40].map(|instance| {
-        let facts = Base { instance, catalog_bytes: 9, linearity: Linearity::Everywhere };
+        let facts = Base { instance, catalog_bytes: 9, maskable: Maskable { linear: true, ring: true } };
         let (sender, inbox) = inbox();
         let registry = Registry::new(LayerSettings::default().quotas, facts, sender, Account::default());
         let session = registry.open(&Tenant::new("a"), &open(0), Transport::Channel, None).unwrap();
@@ -459,7 +460,7 @@ impl Doubling {
     fn new() -> Self {
         let part = SitePart { name: "double".to_owned(), rows: 64, has_bias: false };
         Self {
-            sites: vec![Site { columns: 64, parts: vec![part], fast_is_linear: false, rounding: None }; 2],
+            sites: vec![Site { columns: 64, parts: vec![part], fast_is_linear: false, rounding: None, ring: None }; 2],
         }
     }
 }
@@ -495,17 +496,17 @@ fn a_batch_that_fails_ends_its_own_calls_and_no_others() {
     assert_eq!(bad.answer(64).1, [6.0; 64]);
 }
 
-fn payload(session: &Session, header: &CallHeader, rows: &[f32]) -> Payload {
+pub(crate) fn payload(session: &Session, header: &CallHeader, rows: &[f32]) -> Payload {
     let bytes: Vec<u8> = rows.iter().flat_map(|value| value.to_le_bytes()).collect();
     Payload { held: session.hold(header, bytes.len() as u64).unwrap(), bytes }
 }
 
-fn numbers(reply: &Reply) -> Vec<f32> {
+pub(crate) fn numbers(reply: &Reply) -> Vec<f32> {
     let bytes = &reply.payload.as_ref().unwrap().bytes;
     bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
 }
 
-fn far(sequence: u64, rows: usize) -> CallHeader {
+pub(crate) fn far(sequence: u64, rows: usize) -> CallHeader {
     CallHeader { sequence, input: 0, output: 0, ..header(0, Class::Prefill, rows) }
 }
 

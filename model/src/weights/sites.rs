@@ -111,7 +111,7 @@ pub(crate) fn evaluate(
     from: SumFrom,
     out: &mut [f32],
 ) {
-    let (inputs, outputs) = site.widths(call.part, call.op).expect("the site has the part");
+    let (inputs, outputs) = site.words(call).expect("the site has the part");
     assert_eq!(x.width(), inputs, "rows are as wide as what goes in");
     let rows = x.rows();
     let out = &mut out[..rows * outputs];
@@ -150,5 +150,6 @@ fn site(layers: &[Linear]) -> Site {
         parts: layers.iter().map(part).collect(),
         fast_is_linear: layers.iter().all(|linear| linear.matrix.is_exact()),
         rounding: None,
+        ring: None,
     }
 }

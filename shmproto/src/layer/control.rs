@@ -112,7 +112,8 @@ wire_struct! {
         pub key: String,
         /// What the client calls itself in the operator's lists: at most 64 bytes, no control characters.
         pub name: String,
-        /// How it protects its activations; told to the operator, and refused if unknown: `off` or `paper`.
+        /// How it protects its activations; told to the operator, and refused if unknown: `off`, `paper`,
+        /// `pads` or `shares`.
         pub masking: String,
         /// A session to take over after a lost connection; 0 for a new one.
         pub session: u64,
@@ -304,10 +305,25 @@ wire_struct! {
     pub struct Site {
         /// Input features.
         pub columns: u32,
-        /// Bit 0: it has the fast path; bit 1: the linear path; bit 2: both are the same arithmetic.
+        /// Bit 0: it has the fast path; bit 1: the linear path; bit 2: both are the same arithmetic; bit 3: the ring path.
         pub paths: u8,
         /// Its linear layers, outputs side by side.
         pub parts: Vec<Part>,
+        /// What there is to know of the ring path; there if bit 3 is set.
+        pub ring: Option<Ring>,
+    }
+}
+
+wire_struct! {
+    /// The integers that the weights of a site consist of: each weight is one of them times `2^weight_exponent`.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub struct Ring {
+        /// Of all parts.
+        pub weight_exponent: i32,
+        /// The largest sum of magnitudes that an output is a product with, forward and backward: what bounds its answer.
+        pub l1: [u64; 2],
+        /// Hash of the integers: executors with the same have the same weights.
+        pub commitment: [u8; 32],
     }
 }
 

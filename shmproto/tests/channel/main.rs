@@ -15,7 +15,7 @@ use shmproto::{
         Bell, ChannelError, ClientChannel, ExecutorChannel, Full, Geometry, GeometryError, JoinError,
         MAX_DEPTH, MAX_SLAB_BYTES, Violation, Woken, wait_any,
     },
-    layer::{CallHeader, Class, Dtype, Op, Path, ReplyHeader, Status},
+    layer::{CallHeader, Class, Dtype, Op, Path, ReplyHeader, Source, Status},
     region::{PeerAccess, Region, RegionError},
 };
 
@@ -59,6 +59,7 @@ fn call(sequence: u64) -> CallHeader {
         dtype: Dtype::F32,
         site: 3,
         part: Some(1),
+        source: Source::Rows,
         sequence,
         rows: 2,
         input: 128,

@@ -14,7 +14,7 @@ use shmproto::{
     channel::{ClientChannel, Geometry, LAYOUT_HASH},
     codec::Wire as _,
     layer::{
-        CONTROL, CallHeader, Class, Dtype, HEADER_BYTES, LAYER_VERSION, Op, Path, ReplyHeader,
+        CONTROL, CallHeader, Class, Dtype, HEADER_BYTES, LAYER_VERSION, Op, Path, ReplyHeader, Source,
         control::{ClientEnd, FromLayers, Open, ToLayers},
     },
     zmtp::{self, Event},
@@ -51,6 +51,7 @@ pub fn call(sequence: u64, rows: u32) -> CallHeader {
         dtype: Dtype::F32,
         site: 0,
         part: None,
+        source: Source::Rows,
         sequence,
         rows,
         input: 0,

@@ -20,7 +20,7 @@ use layer_service::{
     blobs::{Blobs, catalog_sites},
     hub::Hub,
     inbox::inbox,
-    registry::{Base, Linearity, Registry},
+    registry::{Base, Maskable, Registry},
     remote::{Door, DoorError, Parts, Settings},
     settings::{LayerSettings, Quotas},
     tls::TlsFiles,
@@ -35,7 +35,7 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject
 use shmproto::{
     codec::Wire as _,
     layer::{
-        CONTROL, CallHeader, Class, Dtype, HEADER_BYTES, LAYER_VERSION, Op, Path, ReplyHeader,
+        CONTROL, CallHeader, Class, Dtype, HEADER_BYTES, LAYER_VERSION, Op, Path, ReplyHeader, Source,
         control::{
             AdapterDtype, CATALOG, Catalog, FromLayers, KvDtype, Open, Opened, RefusalCode, Refused,
             SkeletonFile, ToLayers,
@@ -62,7 +62,7 @@ struct Tripling(Vec<Site>);
 impl Tripling {
     fn new() -> Self {
         let part = SitePart { name: "triple".into(), rows: WIDTH, has_bias: false };
-        Self(vec![Site { columns: WIDTH, parts: vec![part], fast_is_linear: true, rounding: None }])
+        Self(vec![Site { columns: WIDTH, parts: vec![part], fast_is_linear: true, rounding: None, ring: None }])
     }
 }
 
@@ -217,7 +217,7 @@ impl House {
         let blobs = CatalogAlone(catalog().to_bytes());
         let (sender, incoming) = inbox();
         let base =
-            Base { instance: 1, catalog_bytes: blobs.catalog_bytes(), linearity: Linearity::Everywhere };
+            Base { instance: 1, catalog_bytes: blobs.catalog_bytes(), maskable: Maskable { linear: true, ring: true } };
         let registry = Registry::new(quotas, base, sender, Account::default());
         let parts = Parts {
             registry: registry.clone(),
@@ -486,6 +486,7 @@ pub(super) fn header(sequence: u64, rows: u32) -> CallHeader {
         dtype: Dtype::F32,
         site: 0,
         part: None,
+        source: Source::Rows,
         sequence,
         rows,
         input: 0,

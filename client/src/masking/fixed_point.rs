@@ -1,0 +1,136 @@
+//! Rows of floats as whole numbers, and back.
+//!
+//! A row is taken as whole numbers times a power of two that is chosen for the row: as many bits of its largest number are kept
+//! as the weights leave room for. `y = x W` of such rows is exact modulo 2^64 and below 2^62 in magnitude, so that it is read as
+//! a number with a sign without any doubt.
+
+/// Most bits that are kept of a row's largest number.
+const MAX_BITS: u32 = 30;
+
+/// Fewest: what weights leave less room for has no ring path.
+const MIN_BITS: u32 = 12;
+
+/// Bits that an answer may have.
+const ANSWER_BITS: u32 = 62;
+
+/// Bits of a row's largest number where sums of the weights' magnitudes come to `l1`: more, and an answer could wrap around. `None`
+/// if there would be too few.
+pub(super) fn bits(l1: u64) -> Option<u32> {
+    // The smallest power of two that is not below.
+    let sum_bits = u64::BITS - l1.saturating_sub(1).leading_zeros();
+    let bits = ANSWER_BITS.checked_sub(sum_bits)?.min(MAX_BITS);
+    (bits >= MIN_BITS).then_some(bits)
+}
+
+/// Writes `row` as whole numbers below `2^bits` in magnitude, with a sign and modulo 2^64; returns the exponent of the power of two
+/// that they are multiples of. `None` if a number is not finite.
+pub(super) fn to_whole(row: &[f32], bits: u32, whole: &mut [u64]) -> Option<i32> {
+    let largest = row.iter().fold(0.0_f32, |most, x| most.max(x.abs()));
+    // Maxima forget numbers that are none.
+    if !row.iter().all(|x| x.is_finite()) {
+        return None;
+    }
+    if largest == 0.0 {
+        whole.fill(0);
+        return Some(0);
+    }
+    let bits = i32::try_from(bits).ok()?;
+    let mut exponent = magnitude(largest) + 1 - bits;
+    if rounded(largest, exponent).unsigned_abs() >> bits != 0 {
+        // The largest was rounded up to the next power of two.
+        exponent += 1;
+    }
+    for (whole, &x) in whole.iter_mut().zip(row) {
+        *whole = rounded(x, exponent).cast_unsigned();
+    }
+    Some(exponent)
+}
+
+/// Reads whole numbers with a sign, of which each stands for so many times `2^exponent`, rounded to the nearest float.
+pub(super) fn from_whole(whole: &[u64], exponent: i32, row: &mut [f32]) {
+    let unit = power_of_two(exponent);
+    for (x, &whole) in row.iter_mut().zip(whole) {
+        // Rounded once, to 24 bits; the product is exact, but where it is too small or too large for a float.
+        #[expect(clippy::cast_precision_loss, reason = "it is meant to be rounded")]
+        let rounded = whole.cast_signed() as f32;
+        #[expect(clippy::cast_possible_truncation, reason = "24 bits stay 24 bits")]
+        let scaled = (f64::from(rounded) * unit) as f32;
+        *x = scaled;
+    }
+}
+
+/// The exponent of the largest power of two that is not above a positive finite number.
+fn magnitude(x: f32) -> i32 {
+    // As f64 no float is subnormal.
+    let biased = f64::from(x).to_bits() >> 52 & 0x7ff;
+    i32::try_from(biased).unwrap_or(0) - 1023
+}
+
+/// How often `2^exponent` goes into `x`, to the nearest whole number, of two equally near to the even one.
+fn rounded(x: f32, exponent: i32) -> i64 {
+    #[expect(clippy::cast_possible_truncation, reason = "below 2^31")]
+    let whole = (f64::from(x) * power_of_two(-exponent)).round_ties_even() as i64;
+    whole
+}
+
+/// As f64, which holds those of all floats' exponents and weights' ones together; beyond, 0 or infinity.
+fn power_of_two(exponent: i32) -> f64 {
+    match exponent {
+        -1022..=1023 => f64::from_bits(u64::from((exponent + 1023).cast_unsigned()) << 52),
+        ..-1022 => 0.0,
+        _ => f64::INFINITY,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn there_and_back(row: &[f32], bits: u32) -> Vec<f32> {
+        let (mut whole, mut back) = (vec![0; row.len()], vec![0.0; row.len()]);
+        let exponent = to_whole(row, bits, &mut whole).expect("all are finite");
+        let most = whole.iter().map(|whole| whole.cast_signed().unsigned_abs()).max().unwrap_or(0);
+        assert!(most < 1 << bits, "{row:?}: {most}");
+        from_whole(&whole, exponent, &mut back);
+        back
+    }
+
+    #[test]
+    fn numbers_of_one_size_come_back_as_they_were() {
+        for size in [1.0, 3.0e38, 1.0e-30, f32::MIN_POSITIVE, f32::from_bits(1)] {
+            let row = [size, -size, 0.0, size / 2.0];
+            assert_eq!(there_and_back(&row, 30), row, "{size}");
+        }
+    }
+
+    #[test]
+    fn small_numbers_beside_large_ones_lose_what_is_below_the_last_bit_and_no_more() {
+        let row = [1000.0, 1.0e-4, -3.0e-7, 0.123_456_79];
+        for (found, x) in there_and_back(&row, 30).iter().zip(row) {
+            assert!((found - x).abs() <= 1000.0 / f32::exp2(29.0), "{x}: {found}");
+        }
+    }
+
+    #[test]
+    fn a_number_that_is_rounded_up_to_a_power_of_two_stays_within_its_bits() {
+        for bits in [12, 23, 24, 30] {
+            there_and_back(&[f32::from_bits(0x3fff_ffff), -1.0], bits);
+        }
+    }
+
+    #[test]
+    fn weights_leave_as_many_bits_as_no_answer_wraps_around_with() {
+        let table = [(0, 30), (1, 30), (1 << 32, 30), ((1 << 32) + 1, 29), (1 << 40, 22), (1 << 50, 12)];
+        for (l1, wanted) in table {
+            assert_eq!(bits(l1), Some(wanted), "{l1}");
+        }
+        assert_eq!([(1 << 50) + 1, 1 << 63, u64::MAX].map(bits), [None; 3]);
+    }
+
+    #[test]
+    fn what_is_no_number_is_refused() {
+        for x in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            assert_eq!(to_whole(&[1.0, x, 2.0], 30, &mut [0; 3]), None);
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! One executor, and pads whose effects this client has computed beforehand, from weights of its own.
+//!
+//! A row goes out as `x + r`, with `r` uniform and used once; `r W` is in a [`pool`] and is taken out of the answer. Every attempt
+//! at a call takes pads that no other took. An empty pool is an error, or is filled, but never passed by.
+//!
+//! # Layout
+//!
+//! - this file: the route
+//! - [`pool`]: pads on a disk; `file`: those of a site; `journal`: which of them are gone
+//! - [`maker`]: how they are made
+
+mod file;
+mod journal;
+pub mod maker;
+pub mod pool;
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use shmproto::layer::{Op, Source};
+use zeroize::Zeroize as _;
+
+use self::{
+    maker::Maker,
+    pool::{Pad, Pool, PoolError},
+};
+use super::{
+    Direction,
+    ring::{Route, offers, words, words_mut},
+};
+use crate::{
+    error::CallError,
+    session::{
+        Session,
+        calls::{Ask, Trial},
+    },
+};
+
+/// Pads made for lack of any, at a time, at least.
+const FILLED_ROWS: u64 = 16;
+
+/// Pads, and what is done where there are none. Clones are the same.
+#[derive(Debug, Clone)]
+pub struct Pads {
+    pool: Arc<Mutex<Pool>>,
+    maker: Option<Arc<Mutex<Maker>>>,
+}
+
+impl Pads {
+    /// Pads of `pool`. Where there are none, the `maker` makes some while the call waits; without one it is refused.
+    #[must_use]
+    pub fn new(pool: Pool, maker: Option<Maker>) -> Self {
+        let maker = maker.map(|maker| Arc::new(Mutex::new(maker)));
+        Self { pool: Arc::new(Mutex::new(pool)), maker }
+    }
+
+    fn pool(&self) -> MutexGuard<'_, Pool> {
+        // Marks are written before pads are handed out: a holder of the lock that panicked has lost some, and no more.
+        self.pool.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Pads that nobody had, for so many rows.
+    fn take(&self, ask: Ask, rows: usize, pads: &mut Vec<Pad>) -> Result<(), CallError> {
+        let direction = if ask.op == Op::Backward { Direction::Backward } else { Direction::Forward };
+        let (site, rows) = (ask.site, rows as u64);
+        let mut pool = self.pool();
+        let lacking = rows.saturating_sub(pool.left(site, direction));
+        if let (1.., Some(maker)) = (lacking, &self.maker) {
+            let mut maker = maker.lock().unwrap_or_else(PoisonError::into_inner);
+            maker.make(&mut pool, site, direction, lacking.max(FILLED_ROWS))?;
+        }
+        Ok(pool.take(site, direction, rows, pads)?)
+    }
+}
+
+/// A route with pads.
+pub(super) struct Padded {
+    pads: Pads,
+    taken: Vec<Pad>,
+    masked: Vec<u64>,
+}
+
+impl fmt::Debug for Padded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Padded").field("pads", &self.pads).finish_non_exhaustive()
+    }
+}
+
+impl Padded {
+    /// # Errors
+    /// They are of other weights than the executor's.
+    pub(super) fn new(pads: &Pads, session: &Session) -> Result<Self, CallError> {
+        let commitment = super::commitment(&offers(session)?);
+        pads.pool().expect(&commitment)?;
+        Ok(Self { pads: pads.clone(), taken: Vec::new(), masked: Vec::new() })
+    }
+
+    /// Covers the rows `x` with pads that nobody had.
+    fn cover(&mut self, ask: Ask, x: &[u64], width: usize) -> Result<(), CallError> {
+        self.taken.clear();
+        self.pads.take(ask, x.len() / width, &mut self.taken)?;
+        self.masked.resize(x.len(), 0);
+        for (pad, row) in self.taken.iter().zip(self.masked.chunks_mut(width)) {
+            pad.fill(words_mut(row));
+        }
+        self.masked.iter_mut().zip(x).for_each(|(r, x)| *r = r.wrapping_add(*x));
+        Ok(())
+    }
+}
+
+impl Drop for Padded {
+    fn drop(&mut self) {
+        self.masked.zeroize();
+    }
+}
+
+impl Route for Padded {
+    fn mode(&self) -> &'static str {
+        "pads"
+    }
+
+    fn call(&mut self, session: &mut Session, ask: Ask, x: &[u64], out: &mut [u64]) -> Result<(), CallError> {
+        let (input, output) = session.words(ask)?;
+        let none = CallError::Shape { site: ask.site.0, rows: 1, reason: "not one row is taken" };
+        let most = session.rows_of_call(input + output).ok_or(none)?;
+        // Words are halves of numbers.
+        let (input, output) = (input / 2, output / 2);
+        for (x, out) in x.chunks(most * input).zip(out.chunks_mut(most * output)) {
+            let mut trial = Trial::new(session, ask, x.len() / input, Source::Rows)?;
+            self.cover(ask, x, input)?;
+            while !session.attempt(&mut trial, words(&self.masked), words_mut(out), &mut || {})? {
+                trial.renew();
+                self.cover(ask, x, input)?;
+            }
+            for (pad, row) in self.taken.iter().zip(out.chunks_mut(output)) {
+                row.iter_mut().zip(pad.effect()).for_each(|(y, r)| *y = y.wrapping_sub(*r));
+            }
+            self.taken.clear();
+        }
+        Ok(())
+    }
+}
+
+impl From<PoolError> for CallError {
+    fn from(error: PoolError) -> Self {
+        Self::Pads(Box::new(error))
+    }
+}

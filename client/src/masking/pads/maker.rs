@@ -1,0 +1,128 @@
+//! How pads are made: numbers from keys that nobody can foresee, taken through weights of one's own.
+
+use std::fmt;
+
+use model::sites::{EvaluateSites, SiteId};
+use shmproto::layer::draw::Draw;
+use zeroize::{Zeroize as _, Zeroizing};
+
+use super::pool::{Pool, PoolError, Shape};
+use crate::{
+    error::CallError,
+    masking::{self, Direction, fixed_point, ring::words_mut, verify::evaluate},
+    secrets,
+};
+use shmproto::layer::control::Ring;
+
+/// Rows that are made together: a pass through a site's weights each.
+const CHUNK_ROWS: u64 = 64;
+
+/// Makes pads.
+pub struct Maker {
+    base: Box<dyn EvaluateSites + Send>,
+    /// Most bytes of pads that are left.
+    most_bytes: u64,
+}
+
+impl fmt::Debug for Maker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Maker").field("most_bytes", &self.most_bytes).finish_non_exhaustive()
+    }
+}
+
+impl Maker {
+    /// With weights of this process's own; pools get no larger than `most_bytes`.
+    #[must_use]
+    pub fn new(base: Box<dyn EvaluateSites + Send>, most_bytes: u64) -> Self {
+        Self { base, most_bytes }
+    }
+
+    /// The hash of all sites' weights, as an executor commits to them.
+    ///
+    /// # Errors
+    /// A site has no ring path.
+    pub fn commitment(&self) -> Result<[u8; 32], CallError> {
+        let ring = |(site, number): (&model::sites::Site, u32)| {
+            let ring = site.ring.filter(|ring| ring.l1.iter().all(|&l1| fixed_point::bits(l1).is_some()));
+            let model::sites::RingSite { weight_exponent, l1, commitment } =
+                ring.ok_or(CallError::NoRing { site: number })?;
+            Ok(Ring { weight_exponent, l1, commitment })
+        };
+        let rings: Result<Vec<_>, CallError> = self.base.sites().iter().zip(0..).map(ring).collect();
+        Ok(masking::commitment(&rings?))
+    }
+
+    /// The shapes of all sites.
+    #[must_use]
+    pub fn shapes(&self) -> Vec<Shape> {
+        let number = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
+        let shape = |site: &model::sites::Site| Shape {
+            columns: number(site.columns),
+            outputs: number(site.parts.iter().map(|part| part.rows).sum()),
+        };
+        self.base.sites().iter().map(shape).collect()
+    }
+
+    /// Makes pads for `tokens` tokens in some directions; tells `told` how many of how many it has made.
+    ///
+    /// # Errors
+    /// They would not fit, the disk fails, or the weights cannot be computed with.
+    pub fn prepare(
+        &mut self,
+        pool: &mut Pool,
+        tokens: u64,
+        directions: &[Direction],
+        told: &mut dyn FnMut(u64, u64),
+    ) -> Result<(), CallError> {
+        let token_bytes: u64 = directions.iter().map(|&direction| pool.token_bytes(direction)).sum();
+        let left = self.most_bytes.saturating_sub(pool.bytes());
+        let wanted = tokens.saturating_mul(token_bytes);
+        if wanted > left {
+            let fit = left.checked_div(token_bytes).unwrap_or(0);
+            return Err(PoolError::Budget { tokens, wanted, left, fit }.into());
+        }
+        let mut done = 0;
+        while done < tokens {
+            // All sites in step: a pool whose making is interrupted serves as many tokens as it says.
+            let rows = CHUNK_ROWS.min(tokens - done);
+            for (site, &direction) in (0..pool.shapes().len()).flat_map(|site| directions.iter().map(move |d| (site, d))) {
+                let site = SiteId(u32::try_from(site).unwrap_or(u32::MAX));
+                self.add(pool, site, direction, rows)?;
+            }
+            pool.publish()?;
+            done += rows;
+            told(done, tokens);
+        }
+        Ok(())
+    }
+
+    /// Makes pads of one site; whatever they take, since somebody waits for them.
+    pub(super) fn make(
+        &mut self,
+        pool: &mut Pool,
+        site: SiteId,
+        direction: Direction,
+        rows: u64,
+    ) -> Result<(), CallError> {
+        self.add(pool, site, direction, rows)?;
+        Ok(pool.publish()?)
+    }
+
+    fn add(&mut self, pool: &mut Pool, site: SiteId, direction: Direction, rows: u64) -> Result<(), CallError> {
+        let Some(shape) = pool.shapes().get(site.0 as usize) else {
+            return Err(CallError::UnknownSite { site: site.0 });
+        };
+        let (input, output) = shape.widths(direction);
+        let rows = usize::try_from(rows).unwrap_or(usize::MAX);
+        let keys = (0..rows).map(|_| secrets::key()).collect::<Result<Vec<_>, _>>()?;
+        let mut numbers = Zeroizing::new(vec![0; rows * input]);
+        for (key, row) in keys.iter().zip(numbers.chunks_mut(input)) {
+            Draw { key: key.clone(), first: 0 }.fill(0, 2 * input, words_mut(row));
+        }
+        let mut effects = vec![0; rows * output];
+        evaluate(&mut *self.base, site, direction, &numbers, &mut effects)?;
+        let added = pool.add(site, direction, &keys, &effects);
+        effects.zeroize();
+        Ok(added?)
+    }
+}

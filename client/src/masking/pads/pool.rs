@@ -1,0 +1,437 @@
+//! Pads on a disk, each of which is used once or never.
+//!
+//! ```text
+//! manifest            magic | version | sites | commitment of the weights | identity of the journal | random | BLAKE3
+//! journal             which pads there are, and which are gone
+//! 00012.forward       pads of site 12; `.backward` those of gradients
+//! ```
+//!
+//! Before a pad is used, the journal says that it is gone, and is on the disk; so that a process, or a machine, that dies loses what
+//! it has burnt, and uses nothing twice. One process holds a pool. A copy of a pool is refused, because its original may be used too;
+//! no program can tell a disk that was put back to an earlier state: never do that to a pool.
+
+use std::{
+    fs::{self, DirBuilder, File, OpenOptions},
+    io,
+    os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
+    path::{Path, PathBuf},
+};
+
+use model::sites::SiteId;
+use rustix::fs::{FlockOperation, flock};
+use shmproto::layer::draw::{Draw, Key};
+use zeroize::Zeroize as _;
+
+use super::{
+    file::PadFile,
+    journal::{BURN_PADS, Journal, Mark},
+};
+use crate::masking::Direction;
+
+/// Begins a manifest; the last letter is the version.
+const MAGIC: &[u8; 8] = b"HOLOPAD1";
+
+/// Most sites of a pool.
+const MAX_SITES: usize = 1 << 16;
+
+/// Bytes of a manifest before its sites, and behind them.
+const HEAD_BYTES: usize = 8 + 8 + 32 + 8 + 32;
+const HASH_BYTES: usize = 32;
+
+/// Why there is no pad.
+#[derive(Debug, thiserror::Error)]
+pub enum PoolError {
+    /// A file cannot be read or written.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// Cause.
+        source: io::Error,
+    },
+    /// Another process has it.
+    #[error("another process uses the pads in {}: a pool is one process's at a time", path.display())]
+    Held {
+        /// The pool.
+        path: PathBuf,
+    },
+    /// What it holds makes no sense.
+    #[error("{} is broken ({reason}): remove the pool and prepare another; a pad of it is never guessed at", path.display())]
+    Corrupt {
+        /// The file.
+        path: PathBuf,
+        /// In what way.
+        reason: &'static str,
+    },
+    /// There is none.
+    #[error("there are no pads in {}: make some with `holobiont-client pads prepare`", path.display())]
+    Absent {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// Its original may be in use as well.
+    #[error("{} is a copy of another pool, whose pads may be used there: prepare one for this place", path.display())]
+    Copied {
+        /// The pool.
+        path: PathBuf,
+    },
+    /// Its pads are of another model.
+    #[error("the pads in {} are of other weights than the executor's: prepare a pool for these", path.display())]
+    OtherWeights {
+        /// The pool.
+        path: PathBuf,
+    },
+    /// All are used.
+    #[error(
+        "the pads of {site} are used up ({left} are left where {wanted} are needed): make more with `holobiont-client pads \
+         prepare`, or say `--pads-empty wait`"
+    )]
+    Empty {
+        /// Which site, and which way.
+        site: String,
+        /// How many there are.
+        left: u64,
+        /// How many it takes.
+        wanted: u64,
+    },
+    /// More would be kept than may be.
+    #[error("pads for {tokens} tokens take {wanted} bytes, and {left} are left of --pad-bytes: {fit} tokens would fit")]
+    Budget {
+        /// Of so many tokens.
+        tokens: u64,
+        /// What they take.
+        wanted: u64,
+        /// What there may be more.
+        left: u64,
+        /// How many would.
+        fit: u64,
+    },
+}
+
+impl PoolError {
+    pub(super) fn io(path: &Path, source: io::Error) -> Self {
+        Self::Io { path: path.to_owned(), source }
+    }
+
+    pub(super) fn corrupt(path: &Path, reason: &'static str) -> Self {
+        Self::Corrupt { path: path.to_owned(), reason }
+    }
+}
+
+/// A pad: numbers that cover one row, once, and what the site makes of them. Overwritten when it is dropped.
+pub struct Pad {
+    key: Key,
+    effect: Vec<u64>,
+}
+
+impl std::fmt::Debug for Pad {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Pad(..)")
+    }
+}
+
+impl Pad {
+    pub(super) fn new(key: Key, effect: Vec<u64>) -> Self {
+        Self { key, effect }
+    }
+
+    /// Writes its numbers, as words of 32 bits.
+    pub(super) fn fill(&self, words: &mut [f32]) {
+        Draw { key: self.key.clone(), first: 0 }.fill(0, words.len().max(1), words);
+    }
+
+    /// What the site makes of them.
+    pub(super) fn effect(&self) -> &[u64] {
+        &self.effect
+    }
+
+    /// Tells it from all others.
+    #[must_use]
+    pub fn key(&self) -> &Key {
+        &self.key
+    }
+}
+
+impl Drop for Pad {
+    fn drop(&mut self) {
+        self.effect.zeroize();
+    }
+}
+
+/// The shape of a site.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shape {
+    /// Input features.
+    pub columns: u32,
+    /// Output features of all parts.
+    pub outputs: u32,
+}
+
+impl Shape {
+    /// Numbers of a row, and of the answer to it.
+    pub(super) fn widths(self, direction: Direction) -> (usize, usize) {
+        let (columns, outputs) = (self.columns as usize, self.outputs as usize);
+        match direction {
+            Direction::Forward => (columns, outputs),
+            Direction::Backward => (outputs, columns),
+        }
+    }
+}
+
+/// A pool that this process holds.
+#[derive(Debug)]
+pub struct Pool {
+    path: PathBuf,
+    /// Held as long as it is open.
+    _lock: File,
+    commitment: [u8; 32],
+    shapes: Vec<Shape>,
+    journal: Journal,
+    /// By site and direction, as the journal's marks.
+    files: Vec<PadFile>,
+    /// Of each file: the next pad.
+    next: Vec<u64>,
+}
+
+impl Pool {
+    /// The pool in a directory, made if there is none, of weights with this `commitment`.
+    ///
+    /// # Errors
+    /// It is another's, broken, or held.
+    pub fn create(path: &Path, commitment: [u8; 32], shapes: &[Shape]) -> Result<Self, PoolError> {
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(path);
+        made.map_err(|source| PoolError::io(path, source))?;
+        let lock = lock(path)?;
+        if !path.join("manifest").exists() {
+            // What a process left behind that died here: it has no pad yet.
+            let _ = fs::remove_file(path.join("journal"));
+            let journal = Journal::create(&path.join("journal"), 2 * shapes.len())?;
+            write_manifest(path, commitment, shapes, &journal)?;
+        }
+        let pool = Self::with(path, lock)?;
+        pool.expect(&commitment)?;
+        if pool.shapes == shapes { Ok(pool) } else { Err(PoolError::OtherWeights { path: path.to_owned() }) }
+    }
+
+    /// The pool in a directory.
+    ///
+    /// # Errors
+    /// There is none, it is broken, or held.
+    pub fn open(path: &Path) -> Result<Self, PoolError> {
+        if !path.join("manifest").exists() {
+            return Err(PoolError::Absent { path: path.to_owned() });
+        }
+        Self::with(path, lock(path)?)
+    }
+
+    fn with(path: &Path, lock: File) -> Result<Self, PoolError> {
+        let Manifest { commitment, identity, random, shapes } = read_manifest(path)?;
+        let journal = Journal::open(&path.join("journal"), 2 * shapes.len())?;
+        let found = journal.identity().map_err(|source| PoolError::io(path, source))?;
+        if found != identity {
+            return Err(PoolError::Copied { path: path.to_owned() });
+        }
+        let mut files = Vec::with_capacity(2 * shapes.len());
+        for (number, shape) in shapes.iter().enumerate() {
+            for direction in [Direction::Forward, Direction::Backward] {
+                let name = format!("{number:05}.{}", word(direction));
+                let of_file = blake3::keyed_hash(&random, name.as_bytes()).into();
+                let file = PadFile::open(&path.join(name), of_file, shape.widths(direction).1)?;
+                file.expect(journal.marks[files.len()].made)?;
+                files.push(file);
+            }
+        }
+        // What was burnt and not used is lost: nobody knows how much of it was.
+        let next = journal.marks.iter().map(|mark| mark.burnt).collect();
+        Ok(Self { path: path.to_owned(), _lock: lock, commitment, shapes, journal, files, next })
+    }
+
+    /// # Errors
+    /// Its pads are of other weights.
+    pub fn expect(&self, commitment: &[u8; 32]) -> Result<(), PoolError> {
+        if self.commitment == *commitment {
+            Ok(())
+        } else {
+            Err(PoolError::OtherWeights { path: self.path.clone() })
+        }
+    }
+
+    /// The shapes of its sites.
+    #[must_use]
+    pub fn shapes(&self) -> &[Shape] {
+        &self.shapes
+    }
+
+    /// Pads of a site that are left.
+    #[must_use]
+    pub fn left(&self, site: SiteId, direction: Direction) -> u64 {
+        self.index(site, direction).map_or(0, |at| self.journal.marks[at].made.saturating_sub(self.next[at]))
+    }
+
+    /// Bytes of all pads that are left.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        let file = |(at, mark): (usize, &Mark)| {
+            let direction = if at % 2 == 0 { Direction::Forward } else { Direction::Backward };
+            let width = self.shapes[at / 2].widths(direction).1;
+            mark.made.saturating_sub(self.next[at]) * PadFile::pad_bytes(width)
+        };
+        self.journal.marks.iter().enumerate().map(file).sum()
+    }
+
+    /// Bytes of the pads of a token in one direction.
+    #[must_use]
+    pub fn token_bytes(&self, direction: Direction) -> u64 {
+        self.shapes.iter().map(|shape| PadFile::pad_bytes(shape.widths(direction).1)).sum()
+    }
+
+    /// Takes pads for so many rows out. They are gone, also if this process ends before it uses them.
+    ///
+    /// # Errors
+    /// There are not so many, or the disk fails: then none is to be used.
+    pub fn take(
+        &mut self,
+        site: SiteId,
+        direction: Direction,
+        rows: u64,
+        pads: &mut Vec<Pad>,
+    ) -> Result<(), PoolError> {
+        let left = self.left(site, direction);
+        let Some(at) = self.index(site, direction).filter(|_| left >= rows) else {
+            let name = crate::masking::site_name(site, self.shapes.len());
+            return Err(PoolError::Empty { site: format!("{name}, {}", word(direction)), left, wanted: rows });
+        };
+        for _ in 0..rows {
+            let number = self.next[at];
+            if number >= self.journal.marks[at].burnt {
+                self.burn(at)?;
+            }
+            // First: whatever becomes of it, it is not taken again.
+            self.next[at] = number + 1;
+            pads.push(self.files[at].take(number)?);
+        }
+        Ok(())
+    }
+
+    /// Burns the next pads of a file, and of those in step with it, which will be asked for them soon: a token takes one of each.
+    fn burn(&mut self, at: usize) -> Result<(), PoolError> {
+        let before = self.journal.marks.clone();
+        for (other, mark) in self.journal.marks.iter_mut().enumerate() {
+            let in_hand = mark.burnt.saturating_sub(self.next[other]);
+            let is_in_step = other % 2 == at % 2 && in_hand < BURN_PADS / 4;
+            if other == at || is_in_step {
+                mark.burnt = (mark.burnt + BURN_PADS).min(mark.made.max(mark.burnt));
+            }
+        }
+        self.journal.commit().inspect_err(|_| self.journal.marks = before)
+    }
+
+    /// Adds pads: keys, and what the site makes of their rows.
+    pub(super) fn add(
+        &mut self,
+        site: SiteId,
+        direction: Direction,
+        keys: &[Key],
+        effects: &[u64],
+    ) -> Result<(), PoolError> {
+        let Some(at) = self.index(site, direction) else { return Ok(()) };
+        let mark = self.journal.marks[at];
+        // Behind what was given up as well.
+        let first = mark.made.max(mark.burnt);
+        self.files[at].write(first, keys, effects)?;
+        self.journal.marks[at] = Mark { made: first + keys.len() as u64, ..mark };
+        Ok(())
+    }
+
+    /// What was added counts from now on.
+    pub(super) fn publish(&mut self) -> Result<(), PoolError> {
+        self.journal.commit()
+    }
+
+    fn index(&self, site: SiteId, direction: Direction) -> Option<usize> {
+        let site = site.0 as usize;
+        (site < self.shapes.len()).then_some(2 * site + direction as usize)
+    }
+}
+
+fn word(direction: Direction) -> &'static str {
+    match direction {
+        Direction::Forward => "forward",
+        Direction::Backward => "backward",
+    }
+}
+
+fn lock(path: &Path) -> Result<File, PoolError> {
+    let name = path.join("lock");
+    let mut options = OpenOptions::new();
+    let file = options.write(true).create(true).truncate(false).mode(0o600).open(&name);
+    let file = file.map_err(|source| PoolError::io(&name, source))?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(PoolError::Held { path: path.to_owned() }),
+        Err(errno) => Err(PoolError::io(&name, errno.into())),
+    }
+}
+
+struct Manifest {
+    commitment: [u8; 32],
+    identity: u64,
+    random: [u8; 32],
+    shapes: Vec<Shape>,
+}
+
+fn write_manifest(
+    path: &Path,
+    commitment: [u8; 32],
+    shapes: &[Shape],
+    journal: &Journal,
+) -> Result<(), PoolError> {
+    let name = path.join("manifest");
+    let failed = |source| PoolError::io(&name, source);
+    let random = crate::secrets::key().map_err(|error| failed(io::Error::other(error)))?;
+    let mut bytes = MAGIC.to_vec();
+    bytes.extend((shapes.len() as u64).to_le_bytes());
+    bytes.extend(commitment);
+    bytes.extend(journal.identity().map_err(failed)?.to_le_bytes());
+    bytes.extend(random.bytes());
+    for Shape { columns, outputs } in shapes {
+        bytes.extend(columns.to_le_bytes());
+        bytes.extend(outputs.to_le_bytes());
+    }
+    bytes.extend(blake3::hash(&bytes).as_bytes());
+    // Whole or not at all.
+    let begun = path.join("manifest.new");
+    let written = fs::write(&begun, &bytes).and_then(|()| File::open(&begun)?.sync_all());
+    let named = written.and_then(|()| fs::rename(&begun, &name));
+    named.and_then(|()| File::open(path)?.sync_all()).map_err(failed)
+}
+
+fn read_manifest(path: &Path) -> Result<Manifest, PoolError> {
+    let name = path.join("manifest");
+    let failed = |source| PoolError::io(&name, source);
+    let most = HEAD_BYTES + 8 * MAX_SITES + HASH_BYTES;
+    if fs::metadata(&name).map_err(failed)?.len() > most as u64 {
+        return Err(PoolError::corrupt(&name, "it is too long"));
+    }
+    let bytes = fs::read(&name).map_err(failed)?;
+    manifest(&bytes).ok_or_else(|| PoolError::corrupt(&name, "it does not fit its hash"))
+}
+
+fn manifest(bytes: &[u8]) -> Option<Manifest> {
+    let (body, hash) = bytes.split_last_chunk::<HASH_BYTES>()?;
+    if blake3::hash(body).as_bytes() != hash {
+        return None;
+    }
+    let (magic, rest) = body.split_first_chunk::<8>()?;
+    let (sites, rest) = rest.split_first_chunk::<8>()?;
+    let (&commitment, rest) = rest.split_first_chunk::<32>()?;
+    let (identity, rest) = rest.split_first_chunk::<8>()?;
+    let (&random, shapes) = rest.split_first_chunk::<32>()?;
+    let whole = |&[columns, outputs]: &[[u8; 4]; 2]| Shape {
+        columns: u32::from_le_bytes(columns),
+        outputs: u32::from_le_bytes(outputs),
+    };
+    let shapes: Vec<Shape> = shapes.as_chunks::<4>().0.as_chunks::<2>().0.iter().map(whole).collect();
+    let is_whole = magic == MAGIC && u64::from_le_bytes(*sites) == shapes.len() as u64;
+    is_whole.then_some(Manifest { commitment, identity: u64::from_le_bytes(*identity), random, shapes })
+}

@@ -1,0 +1,188 @@
+//! Exact arithmetic: rows as whole numbers modulo 2^64, by any [`Route`].
+//!
+//! The bias of a site is no ring element: it is asked for once, by a row of zeros through the linear path, which tells nobody
+//! anything, and added here.
+
+use std::{collections::BTreeMap, fmt};
+
+use model::sites::SiteId;
+use shmproto::layer::{Op, Path, control::Ring as Offer};
+
+use super::{Direction, Mask, Place, fixed_point, site_name, verify::Verifying};
+use crate::{
+    error::CallError,
+    session::{
+        Session,
+        calls::{Ask, has_path},
+    },
+};
+
+/// Numbers travel as two words of 32 bits, the lower half first, which is how they lie in memory here.
+const _: () = assert!(cfg!(target_endian = "little"), "numbers of 64 bits are sent as they lie in memory");
+
+/// How rows of whole numbers get through a site.
+pub(super) trait Route: Send + fmt::Debug {
+    /// The mode, as answers and logs say it.
+    fn mode(&self) -> &'static str;
+
+    /// Takes the rows `x` through a site: `out` is what a site makes of them, modulo 2^64.
+    ///
+    /// # Errors
+    /// The executor is gone, or refuses.
+    fn call(&mut self, session: &mut Session, ask: Ask, x: &[u64], out: &mut [u64]) -> Result<(), CallError>;
+}
+
+/// Numbers as they travel.
+pub(super) fn words(numbers: &[u64]) -> &[f32] {
+    bytemuck::cast_slice(numbers)
+}
+
+/// Numbers as they travel.
+pub(super) fn words_mut(numbers: &mut [u64]) -> &mut [f32] {
+    bytemuck::cast_slice_mut(numbers)
+}
+
+/// Rows as they are.
+#[derive(Debug)]
+pub(super) struct Bare;
+
+impl Route for Bare {
+    fn mode(&self) -> &'static str {
+        "off"
+    }
+
+    fn call(&mut self, session: &mut Session, ask: Ask, x: &[u64], out: &mut [u64]) -> Result<(), CallError> {
+        session.call(ask, words(x), words_mut(out))
+    }
+}
+
+/// Exact arithmetic over a route.
+pub(super) struct Ring {
+    route: Box<dyn Route>,
+    verifying: Option<Verifying>,
+    /// What is added to a site's answers; none where there is nothing to add.
+    biases: BTreeMap<SiteId, Option<Vec<f32>>>,
+    x: Vec<u64>,
+    y: Vec<u64>,
+    exponents: Vec<i32>,
+}
+
+impl fmt::Debug for Ring {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let is_verified = self.verifying.is_some();
+        f.debug_struct("Ring").field("route", &self.route).field("verified", &is_verified).finish_non_exhaustive()
+    }
+}
+
+impl Ring {
+    /// # Errors
+    /// A site has no ring path.
+    pub(super) fn new(
+        route: Box<dyn Route>,
+        verifying: Option<Verifying>,
+        session: &Session,
+    ) -> Result<Self, CallError> {
+        offers(session)?;
+        let (biases, x, y, exponents) = (BTreeMap::new(), Vec::new(), Vec::new(), Vec::new());
+        Ok(Self { route, verifying, biases, x, y, exponents })
+    }
+
+    /// Fills `self.x` with the whole numbers of `rows`.
+    fn to_whole(&mut self, place: Place, width: usize, bits: u32, rows: &[f32], of: &Session) -> Result<(), CallError> {
+        self.x.resize(rows.len(), 0);
+        self.exponents.clear();
+        for (number, (row, whole)) in rows.chunks(width).zip(self.x.chunks_mut(width)).enumerate() {
+            let site = || site_name(place.site, of.catalog().sites.len());
+            let exponent = fixed_point::to_whole(row, bits, whole)
+                .ok_or_else(|| CallError::NotFinite { site: site(), row: number })?;
+            self.exponents.push(exponent);
+        }
+        Ok(())
+    }
+
+    /// What is added to the answers of a site, of so many outputs.
+    fn bias(&mut self, session: &mut Session, place: Place, outputs: usize) -> Result<Option<&[f32]>, CallError> {
+        if place.direction == Direction::Backward {
+            return Ok(None);
+        }
+        if !self.biases.contains_key(&place.site) {
+            let bias = ask_bias(session, place, outputs)?;
+            if let (Some(verifying), Some(bias)) = (&self.verifying, &bias) {
+                verifying.check_bias(place.site, bias)?;
+            }
+            self.biases.insert(place.site, bias);
+        }
+        Ok(self.biases.get(&place.site).and_then(Option::as_deref))
+    }
+}
+
+/// The bias of a site as the linear path adds it.
+fn ask_bias(session: &mut Session, place: Place, outputs: usize) -> Result<Option<Vec<f32>>, CallError> {
+    let site = &session.catalog().sites[place.site.0 as usize];
+    if site.parts.iter().all(|part| part.has_bias == 0) {
+        return Ok(None);
+    }
+    if !has_path(site, Path::Linear) {
+        return Err(CallError::Nonlinear { site: place.site.0 });
+    }
+    let (zeros, mut bias) = (vec![0.0; site.columns as usize], vec![0.0; outputs]);
+    session.call(place.ask(Path::Linear), &zeros, &mut bias)?;
+    Ok(Some(bias))
+}
+
+/// What a session's sites say of their integers.
+///
+/// # Errors
+/// One has no ring path.
+pub(super) fn offers(session: &Session) -> Result<Vec<Offer>, CallError> {
+    let offer = |(site, number): (&shmproto::layer::control::Site, u32)| {
+        let ring = site.ring.filter(|ring| ring.l1.iter().all(|&l1| fixed_point::bits(l1).is_some()));
+        ring.filter(|_| has_path(site, Path::Ring)).ok_or(CallError::NoRing { site: number })
+    };
+    session.catalog().sites.iter().zip(0..).map(offer).collect()
+}
+
+impl Mask for Ring {
+    fn mode(&self) -> &'static str {
+        self.route.mode()
+    }
+
+    fn call(
+        &mut self,
+        session: &mut Session,
+        place: Place,
+        rows: &[f32],
+        out: &mut [f32],
+    ) -> Result<(), CallError> {
+        let op = match place.direction {
+            Direction::Forward => Op::ForwardNoBias,
+            Direction::Backward => Op::Backward,
+        };
+        let ask = Ask { op, ..place.ask(Path::Ring) };
+        let (input, output) = session.words(ask)?;
+        // Words are halves of numbers.
+        let (input, output) = (input / 2, output / 2);
+        let (count, site) = (rows.len() / input, place.site.0);
+        if !rows.len().is_multiple_of(input) || count.checked_mul(output) != Some(out.len()) {
+            return Err(CallError::Shape { site, rows: count, reason: "widths of the rows are not the site's" });
+        }
+        let no_ring = || CallError::NoRing { site };
+        let offer = session.catalog().sites[site as usize].ring.ok_or_else(no_ring)?;
+        let bits = fixed_point::bits(offer.l1[place.direction as usize]).ok_or_else(no_ring)?;
+        self.to_whole(place, input, bits, rows, session)?;
+        self.y.resize(out.len(), 0);
+        self.route.call(session, ask, &self.x, &mut self.y)?;
+        if let Some(verifying) = &self.verifying {
+            verifying.check(place, &self.x, &self.y)?;
+        }
+        for ((row, whole), exponent) in out.chunks_mut(output).zip(self.y.chunks(output)).zip(&self.exponents) {
+            fixed_point::from_whole(whole, exponent.saturating_add(offer.weight_exponent), row);
+        }
+        if let Some(bias) = self.bias(session, place, output)? {
+            for row in out.chunks_mut(output) {
+                row.iter_mut().zip(bias).for_each(|(y, bias)| *y += bias);
+            }
+        }
+        Ok(())
+    }
+}

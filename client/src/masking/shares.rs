@@ -1,0 +1,141 @@
+//! Two executors that do not collude: one sees rows plus pads, the other a key from which it makes the pads.
+//!
+//! `(x + r) W - r W = x W` modulo 2^64. A pad is uniform, so that what the first one sees has nothing to do with `x`; the second
+//! sees nothing that has. Every attempt takes rows of the key that no other took.
+
+use std::{fmt, sync::Arc};
+
+use shmproto::layer::{Source, draw::Draw};
+use zeroize::Zeroize as _;
+
+use super::{
+    ring::{Route, offers, words, words_mut},
+    site_name,
+};
+use crate::{
+    error::CallError,
+    secrets,
+    session::{
+        Session, Settings,
+        apart::Apart,
+        calls::{Ask, Trial},
+    },
+    transport::Connect,
+};
+
+/// The second executor.
+#[derive(Debug, Clone)]
+pub struct Second {
+    /// The way to it.
+    pub connector: Arc<dyn Connect>,
+    /// How this client behaves towards it.
+    pub settings: Settings,
+}
+
+/// A route over two executors.
+pub(super) struct Shares {
+    second: Session,
+    /// Whose rows from `first` on nobody has.
+    draw: Draw,
+    masked: Vec<u64>,
+    effect: Vec<u64>,
+}
+
+impl fmt::Debug for Shares {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shares").field("rows", &self.draw.first).finish_non_exhaustive()
+    }
+}
+
+impl Shares {
+    /// Over the executor of `session` and a `second` one.
+    ///
+    /// # Errors
+    /// It is not there, is the same one, or has other weights.
+    pub(super) fn new(second: &Second, session: &mut Session) -> Result<Self, CallError> {
+        let own = offers(session)?;
+        let mut other = Session::open(Box::new(Arc::clone(&second.connector)), second.settings.clone())?;
+        let (sites, others) = (&session.catalog().sites, &other.catalog().sites);
+        if sites.len() != others.len() {
+            return Err(CallError::OtherWeights { site: "the number of sites".to_owned() });
+        }
+        let theirs = offers(&other)?;
+        let differs = |at: &usize| own[*at] != theirs[*at] || sites[*at].columns != others[*at].columns;
+        if let Some(site) = (0..own.len()).find(differs) {
+            let number = model::sites::SiteId(u32::try_from(site).unwrap_or(u32::MAX));
+            return Err(CallError::OtherWeights { site: site_name(number, sites.len()) });
+        }
+        Apart::keep(session, &mut other)?;
+        let draw = Draw { key: secrets::key()?, first: 0 };
+        Ok(Self { second: other, draw, masked: Vec::new(), effect: Vec::new() })
+    }
+
+    /// Rows of the key that nobody had.
+    fn take(&mut self, rows: usize) -> Result<Draw, CallError> {
+        let draw = self.draw.clone();
+        let next = self.draw.first.checked_add(rows as u64);
+        self.draw.first = next.ok_or(CallError::Masking("all rows of this session's key are used up"))?;
+        Ok(draw)
+    }
+
+    /// One attempt at some rows with pads of its own; false if it is worth another.
+    fn attempt(
+        &mut self,
+        session: &mut Session,
+        trials: &mut [Trial; 2],
+        x: &[u64],
+        out: &mut [u64],
+        rows: usize,
+    ) -> Result<bool, CallError> {
+        let draw = self.take(rows)?;
+        self.masked.resize(x.len(), 0);
+        self.effect.resize(out.len(), 0);
+        draw.fill(0, 2 * x.len() / rows, words_mut(&mut self.masked));
+        self.masked.iter_mut().zip(x).for_each(|(r, x)| *r = r.wrapping_add(*x));
+        let Self { second, masked, effect, .. } = self;
+        let ([first_trial, second_trial], mut first) = (trials, None);
+        // The seed first: the second executor computes while the rows are on their way to the first.
+        let mut meanwhile = || {
+            first = Some(session.attempt(first_trial, words(masked), words_mut(out), &mut || {}));
+        };
+        let answered =
+            second.attempt(second_trial, &*draw.to_words(), words_mut(effect), &mut meanwhile)?;
+        Ok(first.transpose()? == Some(true) && answered)
+    }
+}
+
+impl Drop for Shares {
+    fn drop(&mut self) {
+        self.masked.zeroize();
+        self.effect.zeroize();
+    }
+}
+
+impl Route for Shares {
+    fn mode(&self) -> &'static str {
+        "shares"
+    }
+
+    fn call(&mut self, session: &mut Session, ask: Ask, x: &[u64], out: &mut [u64]) -> Result<(), CallError> {
+        let (input, output) = session.words(ask)?;
+        let most = |session: &Session| {
+            let none = CallError::Shape { site: ask.site.0, rows: 1, reason: "not one row is taken" };
+            session.rows_of_call(input + output).ok_or(none)
+        };
+        let most = most(session)?.min(most(&self.second)?);
+        // Words are halves of numbers.
+        let (input, output) = (input / 2, output / 2);
+        for (x, out) in x.chunks(most * input).zip(out.chunks_mut(most * output)) {
+            let rows = x.len() / input;
+            let mut trials = [
+                Trial::new(session, ask, rows, Source::Rows)?,
+                Trial::new(&self.second, ask, rows, Source::Draw)?,
+            ];
+            while !self.attempt(session, &mut trials, x, out, rows)? {
+                trials.iter_mut().for_each(Trial::renew);
+            }
+            out.iter_mut().zip(&self.effect).for_each(|(y, r)| *y = y.wrapping_sub(*r));
+        }
+        Ok(())
+    }
+}

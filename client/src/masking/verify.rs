@@ -1,0 +1,253 @@
+//! Whether an executor's answers are what the weights make of the rows (Freivalds).
+//!
+//! With secret numbers `s`, and `v = s W` computed once from a copy of the weights, `y = x W` is checked by `y · s = x · v`: a few
+//! products for each number, where computing `y` again would take as many as there are weights. Numbers have signs, and nothing
+//! wraps around: `s` has as few bits as leave `v` below 2^62, and the sums have 128. So a wrong `y`, whatever it is, and whoever
+//! chose it without knowing `s`, passes one check with a probability below `2^-b` for `s` of `b` bits, 12 to 30, and all
+//! [`CHECKS`] of them with `2^-4b`: at most 2^-48, and 2^-120 where sums of weights are below 2^32. Answers modulo 2^64 would be
+//! weaker: an error in the highest bit alone vanishes at every even `s`.
+
+use std::{fmt, sync::Arc};
+
+use kernels::Activations;
+use model::sites::{EvaluateError, EvaluateSites, RingSite, Site, SiteCall, SiteId, SiteOp, SitePath};
+use shmproto::layer::draw::Draw;
+use zeroize::Zeroize as _;
+
+use super::{
+    Direction, Place, fixed_point,
+    ring::{offers, words, words_mut},
+    site_name,
+};
+use crate::{error::CallError, secrets, session::Session};
+
+/// Secret vectors of a site and a direction.
+const CHECKS: usize = 4;
+
+/// What answers of a site are checked with, in one direction.
+struct Check {
+    /// `[CHECKS, width of an answer]`.
+    secret: Vec<u64>,
+    /// `[CHECKS, width of a row]`: the secret through the site the other way.
+    effect: Vec<u64>,
+}
+
+impl Check {
+    /// Whether `y` is what the weights make of `x`.
+    fn passes(&self, x: &[u64], y: &[u64]) -> bool {
+        let pairs = self.effect.chunks(x.len()).zip(self.secret.chunks(y.len()));
+        pairs.into_iter().all(|(effect, secret)| product(x, effect) == product(y, secret))
+    }
+}
+
+impl Drop for Check {
+    fn drop(&mut self) {
+        self.secret.zeroize();
+        self.effect.zeroize();
+    }
+}
+
+/// As numbers with signs; a sum of 2^26 products of 62 and 62 bits does not overflow.
+fn product(a: &[u64], b: &[u64]) -> i128 {
+    let signed = |number: u64| i128::from(number.cast_signed());
+    a.iter().zip(b).map(|(&a, &b)| signed(a) * signed(b)).sum()
+}
+
+/// What is known of a site.
+struct Known {
+    ring: RingSite,
+    checks: [Check; 2],
+    /// What it adds, if it adds anything.
+    bias: Option<Vec<f32>>,
+}
+
+/// What answers are checked with: secrets, and what a copy of the weights makes of them. Not of their size: eight numbers for each
+/// that goes into a site or comes out.
+pub struct Verifier {
+    sites: Vec<Known>,
+}
+
+impl fmt::Debug for Verifier {
+    /// Secrets are nobody's business.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Verifier").field("sites", &self.sites.len()).finish_non_exhaustive()
+    }
+}
+
+impl Verifier {
+    /// Computes it from this process's own weights, which are not needed any more then; tells `told` how many of how many
+    /// sites are done.
+    ///
+    /// # Errors
+    /// A site has no ring path, there is no randomness, or the device fails.
+    pub fn new(base: &mut dyn EvaluateSites, told: &mut dyn FnMut(usize, usize)) -> Result<Self, CallError> {
+        let mut secrets = Draw { key: secrets::key()?, first: 0 };
+        let shapes = base.sites().to_vec();
+        let mut sites = Vec::with_capacity(shapes.len());
+        for (site, number) in shapes.iter().zip(0..) {
+            sites.push(known(base, SiteId(number), site, &mut secrets)?);
+            told(sites.len(), shapes.len());
+        }
+        Ok(Self { sites })
+    }
+
+    /// Checks the answers of a session with it.
+    ///
+    /// # Errors
+    /// Its executor has, or says it has, other weights.
+    pub(super) fn over(self: &Arc<Self>, session: &Session) -> Result<Verifying, CallError> {
+        let theirs = offers(session)?;
+        let is_same = |(own, offer): (&Known, &shmproto::layer::control::Ring)| {
+            let RingSite { weight_exponent, l1, commitment } = own.ring;
+            (weight_exponent, l1, commitment) == (offer.weight_exponent, offer.l1, offer.commitment)
+        };
+        let other = self.sites.iter().zip(&theirs).position(|pair| !is_same(pair));
+        let count = self.sites.len();
+        match other {
+            Some(at) => {
+                let number = SiteId(u32::try_from(at).unwrap_or(u32::MAX));
+                Err(CallError::OtherWeights { site: site_name(number, count) })
+            }
+            None if theirs.len() != count => {
+                Err(CallError::OtherWeights { site: "the number of sites".to_owned() })
+            }
+            None => Ok(Verifying(Arc::clone(self))),
+        }
+    }
+}
+
+/// Secrets of a site, and what it makes of them.
+fn known(
+    base: &mut dyn EvaluateSites,
+    number: SiteId,
+    site: &Site,
+    secrets: &mut Draw,
+) -> Result<Known, CallError> {
+    let no_ring = || CallError::NoRing { site: number.0 };
+    let ring = site.ring.ok_or_else(no_ring)?;
+    let outputs: usize = site.parts.iter().map(|part| part.rows).sum();
+    let mut check = |direction: Direction| -> Result<Check, CallError> {
+        let (answer, row, back) = match direction {
+            Direction::Forward => (outputs, site.columns, Direction::Backward),
+            Direction::Backward => (site.columns, outputs, Direction::Forward),
+        };
+        let bits = fixed_point::bits(ring.l1[back as usize]).ok_or_else(no_ring)?;
+        let mut secret = vec![0; CHECKS * answer];
+        secrets.fill(0, 2 * answer, words_mut(&mut secret));
+        secrets.first += CHECKS as u64;
+        secret.iter_mut().for_each(|number| *number &= (1 << bits) - 1);
+        let mut effect = vec![0; CHECKS * row];
+        evaluate(base, number, back, &secret, &mut effect)?;
+        Ok(Check { secret, effect })
+    };
+    let checks = [check(Direction::Forward)?, check(Direction::Backward)?];
+    Ok(Known { ring, checks, bias: bias(base, number, site, outputs)? })
+}
+
+/// Takes rows of whole numbers through a site of one's own.
+///
+/// # Errors
+/// The device fails.
+pub(super) fn evaluate(
+    base: &mut dyn EvaluateSites,
+    site: SiteId,
+    direction: Direction,
+    x: &[u64],
+    out: &mut [u64],
+) -> Result<(), CallError> {
+    let op = match direction {
+        Direction::Forward => SiteOp::ForwardNoBias,
+        Direction::Backward => SiteOp::Backward,
+    };
+    let call = SiteCall { site, part: None, op, path: SitePath::Ring };
+    let width = base.sites()[site.0 as usize].words(call).map_or(1, |(input, _)| input);
+    let mut activations = Activations::default();
+    activations.reshape(2 * x.len() / width, width);
+    activations.values_mut().copy_from_slice(words(x));
+    base.evaluate(call, &mut activations, words_mut(out)).map_err(failed)
+}
+
+fn bias(
+    base: &mut dyn EvaluateSites,
+    number: SiteId,
+    site: &Site,
+    outputs: usize,
+) -> Result<Option<Vec<f32>>, CallError> {
+    if site.parts.iter().all(|part| !part.has_bias) {
+        return Ok(None);
+    }
+    let call = SiteCall { site: number, part: None, op: SiteOp::Forward, path: SitePath::Linear };
+    let (mut zeros, mut bias) = (Activations::default(), vec![0.0; outputs]);
+    zeros.reshape(1, site.columns);
+    zeros.values_mut().fill(0.0);
+    base.evaluate(call, &mut zeros, &mut bias).map_err(failed)?;
+    Ok(Some(bias))
+}
+
+fn failed(_: EvaluateError) -> CallError {
+    CallError::Masking("the weights of this machine's own cannot be computed with")
+}
+
+/// Checks the answers of one session.
+#[derive(Debug, Clone)]
+pub(super) struct Verifying(Arc<Verifier>);
+
+impl Verifying {
+    /// # Errors
+    /// An answer is not what the weights make of its row.
+    pub(super) fn check(&self, place: Place, x: &[u64], y: &[u64]) -> Result<(), CallError> {
+        let wrong = || CallError::Wrong { site: site_name(place.site, self.0.sites.len()) };
+        let known = self.0.sites.get(place.site.0 as usize).ok_or_else(wrong)?;
+        let check = &known.checks[place.direction as usize];
+        let (row, answer) = (check.effect.len() / CHECKS, check.secret.len() / CHECKS);
+        let mut answers = x.chunks(row).zip(y.chunks(answer));
+        if answers.all(|(x, y)| check.passes(x, y)) { Ok(()) } else { Err(wrong()) }
+    }
+
+    /// # Errors
+    /// It is not what the site adds.
+    pub(super) fn check_bias(&self, site: SiteId, bias: &[f32]) -> Result<(), CallError> {
+        let own = self.0.sites.get(site.0 as usize).and_then(|known| known.bias.as_deref());
+        if own == Some(bias) {
+            Ok(())
+        } else {
+            Err(CallError::Wrong { site: site_name(site, self.0.sites.len()) })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Outputs 3, inputs 2.
+    const WEIGHTS: [[i64; 2]; 3] = [[5, -7], [1 << 30, 2], [-3, 0]];
+
+    fn check() -> Check {
+        let secret: Vec<u64> = (1..=CHECKS as u64 * 3).map(|number| number * 77_777_777 % 1_000_003).collect();
+        let effect = secret.chunks(3).flat_map(|s| {
+            let column = |at: usize| (0..3).map(|row| s[row].cast_signed() * WEIGHTS[row][at]).sum::<i64>();
+            [column(0), column(1)].map(i64::cast_unsigned)
+        });
+        Check { effect: effect.collect(), secret: secret.clone() }
+    }
+
+    #[test]
+    fn a_true_answer_passes_and_one_with_any_bit_turned_does_not() {
+        let x = [-9_i64, 1 << 20];
+        let y = WEIGHTS.map(|row| (row[0] * x[0] + row[1] * x[1]).cast_unsigned());
+        let x = x.map(i64::cast_unsigned);
+        let check = check();
+        assert!(check.passes(&x, &y));
+        for bit in 0..192 {
+            let mut wrong = y;
+            wrong[bit / 64] ^= 1 << (bit % 64);
+            assert!(!check.passes(&x, &wrong), "bit {bit}");
+        }
+        // Two errors that a check modulo 2^64 with odd or even numbers alone would let pass.
+        let mut wrong = y;
+        wrong[0] ^= 1 << 63;
+        wrong[1] ^= 1 << 63;
+        assert!(!check.passes(&x, &wrong));
+    }
+}

@@ -1,0 +1,48 @@
+//! Keys, and what keeps them in this process.
+
+use rustix::{
+    process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit},
+    rand::{GetRandomFlags, getrandom},
+};
+use shmproto::layer::draw::{KEY_BYTES, Key};
+use zeroize::Zeroizing;
+
+use crate::error::CallError;
+
+/// A key that nobody can foresee.
+///
+/// # Errors
+/// The operating system gives no randomness.
+pub(crate) fn key() -> Result<Key, CallError> {
+    let mut bytes = Zeroizing::new([0; KEY_BYTES]);
+    let mut filled = 0;
+    while filled < KEY_BYTES {
+        match getrandom(&mut bytes[filled..], GetRandomFlags::empty()) {
+            Ok(count) => filled += count,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(_) => return Err(CallError::Masking("the system gives no randomness: pads would be foreseeable")),
+        }
+    }
+    Ok(Key::new(&bytes))
+}
+
+/// From now on this process leaves no image of its memory behind when it crashes, and others of its user may not look into it.
+///
+/// # Errors
+/// The operating system refuses.
+pub fn keep_memory_private() -> Result<(), CallError> {
+    let failed = |_| CallError::Masking("core dumps cannot be switched off: keys could be left behind on a disk");
+    setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) }).map_err(failed)?;
+    set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_two_keys_are_the_same() {
+        let [first, second] = [key(), key()].map(|key| key.expect("there is randomness"));
+        assert_ne!(first, second);
+    }
+}

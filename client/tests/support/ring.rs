@@ -1,0 +1,164 @@
+//! A base with a ring path that is written down as its definition has it, one product after the other.
+
+use std::path::Path;
+
+use client::{
+    masking::pads::{Pads, maker::Maker, pool::Pool},
+    transport::loopback::Loopback,
+};
+use kernels::Activations;
+use model::{
+    resident::ResidentModel,
+    sites::{EvaluateError, EvaluateSites, RingSite, Site, SiteCall, SiteId, SiteOp, SitePath},
+};
+
+use super::{catalog, resident};
+
+/// Weights in 2^-24.
+const EXPONENT: i32 = -24;
+
+/// Changes an answer of the ring path before it is sent.
+pub type Tampering = Box<dyn FnMut(SiteCall, &mut [u64]) + Send>;
+
+/// A resident model, and the integers its weights consist of.
+pub struct Ringed {
+    base: ResidentModel,
+    sites: Vec<Site>,
+    /// Of each site `[outputs, columns]`.
+    weights: Vec<Vec<i64>>,
+    tampering: Option<Tampering>,
+}
+
+impl Ringed {
+    pub fn new(path: &Path) -> (Self, bool) {
+        let (mut base, is_exact) = resident(path);
+        let mut sites = base.sites().to_vec();
+        let mut weights = Vec::new();
+        for (site, number) in sites.iter_mut().zip(0..) {
+            let own = integers(&mut base, SiteId(number), site);
+            site.ring = Some(ring(site, &own));
+            weights.push(own);
+        }
+        (Self { base, sites, weights, tampering: None }, is_exact)
+    }
+
+    pub fn tampered(self, tampering: Tampering) -> Self {
+        Self { tampering: Some(tampering), ..self }
+    }
+
+    /// With a weight of `site` that is not the model's.
+    pub fn with_another_weight(mut self, site: usize) -> Self {
+        self.weights[site][0] += 1;
+        self.sites[site].ring = Some(ring(&self.sites[site], &self.weights[site]));
+        self
+    }
+
+    /// An executor in this process that serves it.
+    pub fn executor(self, is_exact: bool) -> Loopback {
+        let catalog = catalog(&self.base, &self.sites, is_exact);
+        Loopback::new(Box::new(self), &catalog, Vec::new())
+    }
+}
+
+/// An executor in this process that serves the model at `path`, exactly too.
+pub fn ring_executor(path: &Path) -> Loopback {
+    let (base, is_exact) = Ringed::new(path);
+    base.executor(is_exact)
+}
+
+/// Whoever makes pads for the model at `path`.
+pub fn maker(path: &Path, most_bytes: u64) -> Maker {
+    Maker::new(Box::new(Ringed::new(path).0), most_bytes)
+}
+
+/// A pool without pads in `directory`, for the model at `path`.
+pub fn pool(path: &Path, directory: &Path) -> Pool {
+    let maker = maker(path, 0);
+    Pool::create(directory, maker.commitment().unwrap(), &maker.shapes()).unwrap()
+}
+
+/// Pads for the model at `path` that are made where there are none.
+pub fn pads(path: &Path, directory: &Path) -> Pads {
+    Pads::new(pool(path, directory), Some(maker(path, 1 << 30)))
+}
+
+fn outputs(site: &Site) -> usize {
+    site.parts.iter().map(|part| part.rows).sum()
+}
+
+/// The weights of a site, each seen through a row with a single 1, in 2^-24.
+fn integers(base: &mut ResidentModel, number: SiteId, site: &Site) -> Vec<i64> {
+    let (columns, outputs) = (site.columns, outputs(site));
+    let mut ones = Activations::default();
+    ones.reshape(columns, columns);
+    ones.values_mut().fill(0.0);
+    ones.values_mut().iter_mut().step_by(columns + 1).for_each(|one| *one = 1.0);
+    let mut seen = vec![0.0; columns * outputs];
+    let call = SiteCall { site: number, part: None, op: SiteOp::ForwardNoBias, path: SitePath::Linear };
+    base.evaluate(call, &mut ones, &mut seen).unwrap();
+    let mut weights = vec![0; columns * outputs];
+    for (column, row) in seen.chunks(outputs).enumerate() {
+        for (output, &weight) in row.iter().enumerate() {
+            weights[output * columns + column] = (f64::from(weight) * f64::from(1 << 24)).round_ties_even() as i64;
+        }
+    }
+    weights
+}
+
+fn ring(site: &Site, weights: &[i64]) -> RingSite {
+    let magnitude = |weight: &i64| weight.unsigned_abs();
+    let forward = weights.chunks(site.columns).map(|row| row.iter().map(magnitude).sum()).max();
+    let backward =
+        (0..site.columns).map(|at| weights.iter().skip(at).step_by(site.columns).map(magnitude).sum()).max();
+    let bytes: Vec<u8> = weights.iter().flat_map(|&weight| (weight as i32).to_le_bytes()).collect();
+    let l1 = [forward.unwrap(), backward.unwrap()];
+    RingSite { weight_exponent: EXPONENT, l1, commitment: blake3::hash(&bytes).into() }
+}
+
+impl EvaluateSites for Ringed {
+    fn sites(&self) -> &[Site] {
+        &self.sites
+    }
+
+    fn evaluate(
+        &mut self,
+        call: SiteCall,
+        x: &mut Activations,
+        out: &mut [f32],
+    ) -> Result<(), EvaluateError> {
+        if call.path != SitePath::Ring {
+            return self.base.evaluate(call, x, out);
+        }
+        assert!(call.part.is_none() && call.op != SiteOp::Forward, "whole sites, without bias");
+        let (site, weights) = (&self.sites[call.site.0 as usize], &self.weights[call.site.0 as usize]);
+        let (columns, outputs) = (site.columns, outputs(site));
+        let whole = |words: &[f32]| -> Vec<u64> {
+            let words = words.as_chunks::<2>().0.iter();
+            words.map(|&[low, high]| u64::from(high.to_bits()) << 32 | u64::from(low.to_bits())).collect()
+        };
+        let x = whole(x.values());
+        let mut answers = Vec::new();
+        if call.op == SiteOp::Backward {
+            for g in x.chunks(outputs) {
+                let mut row = vec![0_u64; columns];
+                for (g, weights) in g.iter().zip(weights.chunks(columns)) {
+                    row.iter_mut().zip(weights).for_each(|(y, w)| *y = y.wrapping_add(g.wrapping_mul(*w as u64)));
+                }
+                answers.extend(row);
+            }
+        } else {
+            for x in x.chunks(columns) {
+                answers.extend(weights.chunks(columns).map(|weights| {
+                    x.iter().zip(weights).fold(0_u64, |sum, (x, w)| sum.wrapping_add(x.wrapping_mul(*w as u64)))
+                }));
+            }
+        }
+        if let Some(tampering) = &mut self.tampering {
+            tampering(call, &mut answers);
+        }
+        for (words, answer) in out.as_chunks_mut::<2>().0.iter_mut().zip(answers) {
+            *words = [answer, answer >> 32].map(|half| f32::from_bits(half as u32));
+        }
+        Ok(())
+    }
+}

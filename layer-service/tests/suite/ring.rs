@@ -1,0 +1,147 @@
+//! Whole numbers modulo 2^64: rows that come, and rows that the executor makes.
+
+use kernels::Activations;
+use layer_service::settings::{LayerSettings, Quotas};
+use model::sites::{EvaluateError, EvaluateSites, RingSite, Site, SiteCall, SitePart, SitePath};
+use shmproto::layer::{
+    CallHeader, Class, Dtype, Op, Path, Source, Status,
+    draw::{DRAW_BYTES, Draw, Key},
+};
+
+use crate::calls::{Rig, far, numbers, payload};
+
+/// Numbers of a row; twice as many words.
+const WIDTH: usize = 64;
+
+/// Triples whole numbers at its first site; its second has no ring path.
+struct Tripling(Vec<Site>);
+
+impl Tripling {
+    fn new() -> Self {
+        let part = SitePart { name: "triple".to_owned(), rows: WIDTH, has_bias: false };
+        let ring = RingSite { weight_exponent: 0, l1: [3; 2], commitment: [1; 32] };
+        let site =
+            Site { columns: WIDTH, parts: vec![part], fast_is_linear: true, rounding: None, ring: Some(ring) };
+        Self(vec![site.clone(), Site { ring: None, ..site }])
+    }
+}
+
+impl EvaluateSites for Tripling {
+    fn sites(&self) -> &[Site] {
+        &self.0
+    }
+
+    fn evaluate(
+        &mut self,
+        call: SiteCall,
+        x: &mut Activations,
+        out: &mut [f32],
+    ) -> Result<(), EvaluateError> {
+        assert_eq!((call.path, x.width()), (SitePath::Ring, 2 * WIDTH));
+        for (out, x) in out.as_chunks_mut::<2>().0.iter_mut().zip(x.values().as_chunks::<2>().0) {
+            *out = halves(whole(*x).wrapping_mul(3));
+        }
+        Ok(())
+    }
+}
+
+fn whole([low, high]: [f32; 2]) -> u64 {
+    u64::from(high.to_bits()) << 32 | u64::from(low.to_bits())
+}
+
+fn halves(number: u64) -> [f32; 2] {
+    [number, number >> 32].map(|half| f32::from_bits((half & 0xffff_ffff) as u32))
+}
+
+fn wholes(words: &[f32]) -> Vec<u64> {
+    words.as_chunks::<2>().0.iter().map(|&words| whole(words)).collect()
+}
+
+fn draw() -> Draw {
+    Draw { key: Key::new(&[0xa7; 32]), first: u64::MAX - 2 }
+}
+
+/// What comes of `rows` rows of the draw.
+fn expected(rows: usize) -> Vec<u64> {
+    let mut words = vec![0.0; rows * 2 * WIDTH];
+    draw().fill(0, 2 * WIDTH, &mut words);
+    wholes(&words).iter().map(|number| number.wrapping_mul(3)).collect()
+}
+
+fn drawn(header: CallHeader) -> CallHeader {
+    CallHeader { op: Op::ForwardNoBias, path: Path::Ring, source: Source::Draw, ..header }
+}
+
+fn rig() -> Rig {
+    Rig::over(Box::new(Tripling::new()), LayerSettings::default())
+}
+
+#[test]
+fn rows_that_the_executor_makes_are_those_that_would_have_come_whole_or_cut() {
+    let mut rig = rig();
+    let (session, mut answers) = rig.remote(0, 8);
+    for (sequence, rows) in [(1, 1), (3, 3), (5, 600)] {
+        let header = drawn(far(sequence, rows));
+        session.call(header, payload(&session, &header, &*draw().to_words())).unwrap();
+        rig.run();
+        assert_eq!(wholes(&numbers(&answers.try_recv().unwrap())), expected(rows));
+        let mut words = vec![0.0; rows * 2 * WIDTH];
+        draw().fill(0, 2 * WIDTH, &mut words);
+        let header = CallHeader { source: Source::Rows, sequence: sequence + 1, ..header };
+        session.call(header, payload(&session, &header, &words)).unwrap();
+        rig.run();
+        assert_eq!(wholes(&numbers(&answers.try_recv().unwrap())), expected(rows));
+    }
+    let used = session.stats();
+    let (rows, row_bytes) = (604, 8 * WIDTH as u64);
+    assert_eq!(used.rows[Class::Prefill as usize], 2 * rows, "rows that were made count as those that came");
+    assert_eq!(used.bytes_in, 3 * DRAW_BYTES as u64 + rows * row_bytes, "what travelled");
+    assert_eq!(used.bytes_out, 2 * rows * row_bytes);
+}
+
+#[test]
+fn a_draw_through_shared_memory_is_one_too() {
+    let mut rig = rig();
+    let mut local = rig.local("a");
+    let header = drawn(local.header(0, Class::Decode, 2));
+    local.client.write_rows(header.input, Dtype::F32, &*draw().to_words()).unwrap();
+    local.client.submit(&header).unwrap();
+    rig.run();
+    assert_eq!(wholes(&local.answer(2 * WIDTH).1), expected(2));
+}
+
+#[test]
+fn what_does_not_go_together_is_refused_and_the_session_goes_on() {
+    let mut rig = rig();
+    let mut local = rig.local("a");
+    let mut refused = |change: &dyn Fn(CallHeader) -> CallHeader| {
+        let header = change(drawn(local.header(0, Class::Decode, 1)));
+        local.client.submit(&header).unwrap();
+        rig.run();
+        local.refusal()
+    };
+    assert_eq!(refused(&|header| CallHeader { op: Op::Forward, ..header }), Status::Unsuited);
+    assert_eq!(refused(&|header| CallHeader { dtype: Dtype::Bf16, ..header }), Status::Unsuited);
+    assert_eq!(refused(&|header| CallHeader { path: Path::Linear, ..header }), Status::Unsuited);
+    assert_eq!(refused(&|header| CallHeader { site: 1, ..header }), Status::Nonlinear);
+    assert_eq!(refused(&|header| CallHeader { part: Some(1), ..header }), Status::UnknownSite);
+}
+
+#[test]
+fn a_draw_of_another_length_and_one_of_more_rows_than_may_wait_are_refused() {
+    let quotas = Quotas { tenant_rows: 10, ..Quotas::default() };
+    let mut rig =
+        Rig::over(Box::new(Tripling::new()), LayerSettings { quotas, ..LayerSettings::default() });
+    let (session, mut answers) = rig.remote(0, 8);
+    let mut refused = |header: CallHeader, words: &[f32]| {
+        session.call(header, payload(&session, &header, words)).unwrap();
+        rig.run();
+        answers.try_recv().unwrap().header.status
+    };
+    let words = draw().to_words();
+    assert_eq!(refused(drawn(far(1, 1)), &words[1..]), Status::Shape);
+    assert_eq!(refused(drawn(far(2, 1)), &[0.0; 2 * WIDTH]), Status::Shape, "rows where a draw was said to be");
+    assert_eq!(refused(CallHeader { source: Source::Rows, ..drawn(far(3, 1)) }, &*words), Status::Shape);
+    assert_eq!(refused(drawn(far(4, 11)), &*words), Status::Shape);
+    assert_eq!(refused(drawn(far(5, 10)), &*words), Status::Done);
+}

@@ -1,0 +1,171 @@
+//! Rows that do not travel: a key, from which both sides make them.
+//!
+//! Row `n` of a key is the keystream of ChaCha20 (20 rounds, 64-bit block counter from 0, 64-bit nonce `n`; Bernstein's
+//! original parameters), cut into words of 32 bits. Two words are a number of the ring path, as in rows that travel.
+
+use std::fmt;
+
+use chacha20::{
+    ChaCha20Rng,
+    rand_core::{Rng as _, SeedableRng as _},
+};
+use zeroize::{Zeroize as _, Zeroizing};
+
+/// Bytes of a key.
+pub const KEY_BYTES: usize = 32;
+
+/// Words of 32 bits that a draw takes where rows would be: the key, and the number of its first row.
+pub const DRAW_WORDS: usize = KEY_BYTES / 4 + 2;
+
+/// Bytes of them.
+pub const DRAW_BYTES: usize = 4 * DRAW_WORDS;
+
+/// Words that are made at a time.
+const CHUNK_WORDS: usize = 256;
+
+/// What rows are made from. Overwritten when it is dropped, and shown to nobody.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Key(Zeroizing<[u8; KEY_BYTES]>);
+
+impl Key {
+    /// The key of these bytes; theirs to overwrite is the caller's.
+    #[must_use]
+    pub fn new(bytes: &[u8; KEY_BYTES]) -> Self {
+        Self(Zeroizing::new(*bytes))
+    }
+
+    /// Its bytes.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8; KEY_BYTES] {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Key(..)")
+    }
+}
+
+/// Rows of a key, from one of them on.
+///
+/// ```text
+/// 0 key [u8; 32] | 32 first u64
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Draw {
+    /// Whose rows.
+    pub key: Key,
+    /// Number of the first.
+    pub first: u64,
+}
+
+impl Draw {
+    /// As it travels where rows of f32 would: bit for bit, never taken for floats.
+    #[must_use]
+    pub fn to_words(&self) -> Zeroizing<[f32; DRAW_WORDS]> {
+        let mut words = Zeroizing::new([0.0; DRAW_WORDS]);
+        let (key, first) = words.split_at_mut(KEY_BYTES / 4);
+        for (word, bytes) in key.iter_mut().zip(self.key.bytes().as_chunks::<4>().0) {
+            *word = f32::from_bits(u32::from_le_bytes(*bytes));
+        }
+        first.copy_from_slice(&halves(self.first));
+        words
+    }
+
+    /// Reads one that a peer sent; any words are one.
+    #[must_use]
+    pub fn from_words(words: &[f32; DRAW_WORDS]) -> Self {
+        let (key, first) = words.split_at(KEY_BYTES / 4);
+        let mut bytes = Zeroizing::new([0; KEY_BYTES]);
+        for (bytes, word) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(key) {
+            *bytes = word.to_bits().to_le_bytes();
+        }
+        let [low, high] = [first[0], first[1]].map(|word| u64::from(word.to_bits()));
+        Self { key: Key(bytes), first: high << 32 | low }
+    }
+
+    /// Makes rows of `width` words of 32 bits, from the row `skipped` behind the first on, to fill `out`. Numbers of rows begin
+    /// anew behind the last one there is.
+    ///
+    /// # Panics
+    /// If `width` is 0.
+    pub fn fill(&self, skipped: u64, width: usize, out: &mut [f32]) {
+        let mut stream = ChaCha20Rng::from_seed(*self.key.bytes());
+        let mut number = self.first.wrapping_add(skipped);
+        let mut bytes = Zeroizing::new([0; 4 * CHUNK_WORDS]);
+        for row in out.chunks_mut(width) {
+            stream.set_stream(number);
+            stream.set_word_pos(0);
+            for words in row.chunks_mut(CHUNK_WORDS) {
+                let bytes = &mut bytes[..4 * words.len()];
+                stream.fill_bytes(bytes);
+                for (word, bytes) in words.iter_mut().zip(bytes.as_chunks::<4>().0) {
+                    *word = f32::from_bits(u32::from_le_bytes(*bytes));
+                }
+            }
+            number = number.wrapping_add(1);
+        }
+        bytes.zeroize();
+    }
+}
+
+/// The lower half first.
+fn halves(number: u64) -> [f32; 2] {
+    let [a, b, c, d, e, f, g, h] = number.to_le_bytes();
+    [[a, b, c, d], [e, f, g, h]].map(|half| f32::from_bits(u32::from_le_bytes(half)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn draw(first: u64) -> Draw {
+        let bytes = std::array::from_fn(|at| u8::try_from(7 * at).expect("small"));
+        Draw { key: Key::new(&bytes), first }
+    }
+
+    fn bits(words: &[f32]) -> Vec<u32> {
+        words.iter().map(|word| word.to_bits()).collect()
+    }
+
+    #[test]
+    fn a_draw_arrives_as_it_was_sent() {
+        for first in [0, 1, 0x0123_4567_89ab_cdef, u64::MAX] {
+            assert_eq!(Draw::from_words(&draw(first).to_words()), draw(first));
+        }
+    }
+
+    /// Made with the keystream of `python/tests/golden`'s independent implementation: an all-zero key and nonce (RFC 8439, A.1).
+    #[test]
+    fn the_rows_of_a_key_of_zeros_begin_with_the_published_keystream() {
+        let mut words = [0.0; 4];
+        Draw { key: Key::new(&[0; KEY_BYTES]), first: 0 }.fill(0, 4, &mut words);
+        let published = [0xade0_b876, 0x903d_f1a0, 0xe56a_5d40, 0x28bd_8653_u32];
+        assert_eq!(bits(&words), published);
+    }
+
+    #[test]
+    fn a_row_depends_on_its_number_alone() {
+        let width = 2 * CHUNK_WORDS + 6;
+        let mut whole = vec![0.0; 5 * width];
+        draw(100).fill(0, width, &mut whole);
+        for row in 0..5 {
+            let mut own = vec![0.0; width];
+            draw(100).fill(row, width, &mut own);
+            let at = usize::try_from(row).expect("small") * width;
+            assert_eq!(bits(&own), bits(&whole[at..at + width]));
+            draw(100 + row).fill(0, width, &mut own);
+            assert_eq!(bits(&own), bits(&whole[at..at + width]));
+        }
+        let mut short = vec![0.0; width / 2];
+        draw(100).fill(0, width / 2, &mut short);
+        assert_eq!(bits(&short), bits(&whole[..width / 2]), "a wider row goes on where a narrower one ends");
+        assert!(bits(&whole[..width]) != bits(&whole[width..2 * width]));
+    }
+
+    #[test]
+    fn a_key_is_not_shown() {
+        assert_eq!(format!("{:?}", draw(3)), "Draw { key: Key(..), first: 3 }");
+    }
+}
