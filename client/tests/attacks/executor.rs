@@ -10,6 +10,7 @@ use model::sites::SiteId;
 use shmproto::layer::{
     CallHeader, Class, Dtype, Op, Path as SitePath, ReplyHeader, Source,
     control::{FromLayers, ToLayers},
+    draw::Draw,
 };
 
 /// Rows of equal width, one after the other.
@@ -35,11 +36,44 @@ impl Rows {
     }
 }
 
+/// Rows of whole numbers modulo 2^64, one after the other.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Whole {
+    /// Numbers of a row.
+    pub(crate) width: usize,
+    /// `[rows, width]`.
+    pub(crate) numbers: Vec<u64>,
+}
+
+impl Whole {
+    pub(crate) fn count(&self) -> usize {
+        self.numbers.len() / self.width
+    }
+
+    /// As somebody sees them who takes them for rows with signs whose sizes he does not know: all of one size.
+    pub(crate) fn seen(&self) -> Rows {
+        let mut values: Vec<f32> = self.numbers.iter().map(|number| number.cast_signed() as f32).collect();
+        for row in values.chunks_mut(self.width) {
+            let square: f64 = row.iter().map(|x| f64::from(*x).powi(2)).sum();
+            let size = (square / self.width as f64).sqrt().max(f64::MIN_POSITIVE);
+            row.iter_mut().for_each(|x| *x = (f64::from(*x) / size) as f32);
+        }
+        Rows { width: self.width, values }
+    }
+}
+
+/// Numbers of words of 32 bits, the lower half first.
+fn numbers(words: &[f32]) -> impl Iterator<Item = u64> {
+    words.as_chunks::<2>().0.iter().map(|[low, high]| u64::from(high.to_bits()) << 32 | u64::from(low.to_bits()))
+}
+
 /// A call as it crossed.
 #[derive(Debug)]
 struct Seen {
     site: SiteId,
     op: Op,
+    path: SitePath,
+    source: Source,
     class: Class,
     rows: usize,
     sent: Vec<f32>,
@@ -105,6 +139,27 @@ impl Curious {
         rows
     }
 
+    /// Rows of whole numbers that came to `site`, or their answers, in the order in which they came.
+    pub(crate) fn whole(&self, site: SiteId, op: Op, end: End) -> Whole {
+        let words = self.kept_rows(end, |seen| {
+            (seen.site, seen.op, seen.path, seen.source) == (site, op, SitePath::Ring, Source::Rows)
+        });
+        Whole { width: words.width / 2, numbers: numbers(&words.values).collect() }
+    }
+
+    /// The rows of as many numbers as `width` that it was told to make for `site`.
+    pub(crate) fn drawn(&self, site: SiteId, op: Op, width: usize) -> Whole {
+        let log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut rows = Whole { width, numbers: Vec::new() };
+        for seen in log.iter().filter(|seen| (seen.site, seen.op, seen.source) == (site, op, Source::Draw)) {
+            let mut words = vec![0.0; 2 * width * seen.rows];
+            let draw = Draw::from_words(seen.sent.as_slice().try_into().unwrap());
+            draw.fill(0, 2 * width, &mut words);
+            rows.numbers.extend(numbers(&words));
+        }
+        rows
+    }
+
     /// What the executor computes for itself, having the weights: `x` through `site`, without bias.
     pub(crate) fn evaluate(&self, site: SiteId, x: &Rows, outputs: usize) -> Rows {
         let call = CallHeader {
@@ -155,8 +210,8 @@ impl Transport for Tap {
         let site = SiteId(call.site);
         if self.curious.kept.contains(&site) {
             let (sent, answered) = (x.to_vec(), out.to_vec());
-            let seen =
-                Seen { site, op: call.op, class: call.class, rows: call.rows as usize, sent, answered };
+            let CallHeader { op, path, source, class, .. } = *call;
+            let seen = Seen { site, op, path, source, class, rows: call.rows as usize, sent, answered };
             self.curious.log.lock().unwrap_or_else(PoisonError::into_inner).push(seen);
         }
         Ok(reply)

@@ -1,0 +1,64 @@
+//! What is left to chance: how far figures may be from it.
+//!
+//! Bounds lie five standard deviations from what chance gives: one run in two million is outside.
+
+use crate::{
+    algebra::{dot, norm, to_f64},
+    executor::{Rows, Whole},
+};
+
+/// Standard deviations that are not surprising.
+const SIGMAS: f64 = 5.0;
+
+/// The mean cosine between rows and what they are taken for, in standard deviations of that between unrelated rows.
+pub(crate) fn likeness(found: &Rows, truth: &Rows) -> f64 {
+    assert_eq!((found.width, found.count()), (truth.width, truth.count()));
+    let cosine = |(a, b): (&[f32], &[f32])| {
+        let (a, b) = (to_f64(a), to_f64(b));
+        dot(&a, &b) / (norm(&a) * norm(&b))
+    };
+    let sum: f64 = found.iter().zip(truth.iter()).map(cosine).sum();
+    sum / (found.count() as f64).sqrt() * (found.width as f64).sqrt()
+}
+
+/// Fails unless `found` says nothing of `truth`.
+pub(crate) fn assert_unlike(what: &str, found: &Rows, truth: &Rows) {
+    let likeness = likeness(found, truth);
+    println!("  {what}: {likeness:+.2} standard deviations of unrelated rows");
+    assert!(likeness.abs() <= SIGMAS, "{what}: {likeness}");
+}
+
+/// Fails unless the bytes of `rows` are as likely as each other, and as likely behind one another.
+pub(crate) fn assert_uniform(what: &str, rows: &Whole) {
+    let bytes: Vec<u8> = rows.numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+    let (count, mut counts) = (bytes.len() as f64, [0_u64; 256]);
+    bytes.iter().for_each(|byte| counts[usize::from(*byte)] += 1);
+    let expected = count / 256.0;
+    let chi_squared: f64 = counts.iter().map(|&seen| (seen as f64 - expected).powi(2) / expected).sum();
+    // Of 255 degrees of freedom.
+    let surprise = (chi_squared - 255.0) / 510_f64.sqrt();
+    let centred = |byte: u8| (f64::from(byte) - 127.5) / (65_535.0_f64 / 12.0).sqrt();
+    let products: f64 = bytes.windows(2).map(|pair| centred(pair[0]) * centred(pair[1])).sum();
+    let serial = products / count.sqrt();
+    println!("  {what}: {count} bytes, chi-squared {surprise:+.2}, serial correlation {serial:+.2} standard deviations");
+    assert!(surprise.abs() <= SIGMAS && serial.abs() <= SIGMAS, "{what}");
+}
+
+/// How many of `rows` are most like the one of `others` with the same number: pairs that are told from others.
+pub(crate) fn paired(rows: &Rows, others: &Rows) -> usize {
+    let others: Vec<Vec<f64>> = others.iter().map(to_f64).collect();
+    let nearest = |row: &[f32]| {
+        let row = to_f64(row);
+        let likeness: Vec<f64> = others.iter().map(|other| dot(&row, other).abs()).collect();
+        (0..likeness.len()).max_by(|&a, &b| likeness[a].total_cmp(&likeness[b])).unwrap()
+    };
+    rows.iter().enumerate().filter(|(index, row)| nearest(row) == *index).count()
+}
+
+/// Fails unless `hits` of so many tries are as rare as chance makes them, at `likely` hits.
+pub(crate) fn assert_rare(what: &str, hits: usize, tries: usize, likely: f64) {
+    // Of as many hits, chance would make more than this one time in a million.
+    let most = likely + SIGMAS * likely.sqrt() + SIGMAS;
+    println!("  {what}: {hits} of {tries} ({:.2} %), where chance makes up to {likely:.1}", 100.0 * hits as f64 / tries as f64);
+    assert!(hits as f64 <= most, "{what}: {hits} of {tries}");
+}
