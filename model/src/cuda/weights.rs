@@ -178,6 +178,7 @@ fn site(parts: &[Loaded], kind: NumberKind) -> Site {
         // Activations of 16 bits are rounded.
         fast_is_linear: kind == NumberKind::F32,
         rounding: None,
+        ring: None,
     }
 }
 

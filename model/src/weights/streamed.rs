@@ -371,7 +371,7 @@ fn sites(source: &dyn WeightSource, file: &PackedFile) -> Result<(Vec<Site>, Bia
             of_site.push(bias);
             (columns, is_exact, matrix) = (form.columns(), is_exact && form.is_exact(), matrix + 1);
         }
-        sites.push(Site { columns, parts, fast_is_linear: is_exact, rounding: None });
+        sites.push(Site { columns, parts, fast_is_linear: is_exact, rounding: None, ring: None });
         biases.push(of_site);
     }
     Ok((sites, biases))
