@@ -113,7 +113,9 @@ pub(super) fn own_weights(
     };
     let path = path.ok_or_else(missing)?;
     terminal.note(format_args!("reading the weights of {}", path.display()));
-    Ok(SiteModel::open(path, &[])?)
+    let mut model = SiteModel::open(path, &[])?;
+    model.commit();
+    Ok(model)
 }
 
 fn prepare(arguments: &Prepare, terminal: Terminal) -> Result<(), CliError> {
