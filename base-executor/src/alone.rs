@@ -144,7 +144,8 @@ impl Base {
                         SiteModel::open_streamed(path, &options, cores, &told).context(streaming::REMEDY)?
                     }
                 };
-                let base = base.with_precision(rounding(config.precision));
+                let mut base = base.with_precision(rounding(config.precision));
+                base.commit();
                 let known = base.facts();
                 let (architecture, identity) = (known.architecture.clone(), known.identity);
                 let suits = if base.is_exact() { LoraPrecision::Exact } else { LoraPrecision::Compact };

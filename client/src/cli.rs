@@ -6,7 +6,7 @@
 //! - [`exit`]: exit codes, and the shape of errors
 //! - `connect`: from arguments to a session; [`rent`]: and what is needed of its base; [`masking`]: what the executor sees
 //! - `setup`: from a session to a model
-//! - `generate`, `chat`, `show`, `bench`: the commands
+//! - `generate`, `chat`, `show`, `pads`, `privacy`, `bench`: the commands
 //! - `size`: numbers of bytes
 //! - [`terminal`]: data on stdout, the rest on stderr
 
@@ -17,6 +17,8 @@ mod drafts;
 pub mod exit;
 mod generate;
 pub mod masking;
+mod pads;
+mod privacy;
 pub mod rent;
 mod setup;
 mod show;
@@ -55,6 +57,10 @@ enum Command {
     Sites(show::SitesArguments),
     /// Shows what the executor grants this client
     Stats(show::StatsArguments),
+    /// Makes pads for --masking pads beforehand
+    Pads(pads::Arguments),
+    /// Says in plain words who sees what
+    Privacy(privacy::Arguments),
     /// Measures decoding: JSON lines
     Bench(bench::Arguments),
     /// Prints a completion script for a shell
@@ -75,6 +81,8 @@ pub fn run(cli: Cli) -> Exit {
         Command::Chat(arguments) => chat::run(&arguments, terminal),
         Command::Sites(arguments) => show::sites(&arguments, terminal),
         Command::Stats(arguments) => show::stats(&arguments, terminal),
+        Command::Pads(arguments) => pads::run(&arguments, terminal),
+        Command::Privacy(arguments) => privacy::run(&arguments, terminal),
         Command::Bench(arguments) => bench::run(&arguments, terminal),
         Command::Completions { shell } => completions(shell, terminal),
     };

@@ -13,13 +13,15 @@
 //! and its activations alone, never on the batch, the thread or the shape of the tile that computed it.
 //!
 //! [`linear`] rounds activations to the weights' precision, as fast as the bytes arrive. [`linear_unrounded`] leaves them
-//! as they are and [`linear_transposed`] is its backward pass: both over the same values of the same panels.
+//! as they are and [`linear_transposed`] is its backward pass: both over the same values of the same panels. [`linear_ring`] and
+//! [`linear_ring_transposed`] are both once more in whole numbers modulo 2^64.
 //!
 //! # Layout
 //!
 //! - `form`: panels, and how they are made. `pack`: matrices of them. `part`: what the products share. `chunk`: what a thread takes.
 //! - `packings`: how integer panels lie. `rows`: how activations meet them.
 //! - `rounded`: over `tile`s, which `float` and `integer` panels sum, and `tiled`, where a matrix unit does. `unrounded`, `transposed`: over `values`.
+//! - `ring`: over whole numbers.
 
 mod chunk;
 mod float;
@@ -28,6 +30,7 @@ mod integer;
 mod pack;
 mod packings;
 mod part;
+mod ring;
 mod rounded;
 mod rows;
 mod tile;
@@ -39,6 +42,7 @@ mod values;
 pub use form::{PackError, PackedForm};
 pub use pack::PackedMatrix;
 pub use part::LinearPart;
+pub use ring::{RingForm, linear_ring, linear_ring_transposed};
 pub use rounded::linear;
 pub use transposed::{SumFrom, linear_transposed, linear_transposed_rounded};
 pub use unrounded::linear_unrounded;

@@ -18,6 +18,24 @@ pub fn linear_transposed(g: &[f32], w: &[f32], rows: usize, outputs: usize, widt
     (0..rows * width).map(|i| dot(i / width, i % width) as f32).collect()
 }
 
+/// `out[r, o] = sum_k x[r, k] w[o, k]`, modulo 2^64.
+#[must_use]
+pub fn linear_ring(x: &[u64], w: &[i32], rows: usize, outputs: usize, width: usize) -> Vec<u64> {
+    let dot = |r: usize, o: usize| {
+        (0..width).map(|k| i128::from(x[r * width + k]) * i128::from(w[o * width + k])).sum::<i128>()
+    };
+    (0..rows * outputs).map(|i| dot(i / outputs, i % outputs) as u64).collect()
+}
+
+/// `out[r, k] = sum_o g[r, o] w[o, k]`, modulo 2^64.
+#[must_use]
+pub fn linear_ring_transposed(g: &[u64], w: &[i32], rows: usize, outputs: usize, width: usize) -> Vec<u64> {
+    let dot = |r: usize, k: usize| {
+        (0..outputs).map(|o| i128::from(g[r * outputs + o]) * i128::from(w[o * width + k])).sum::<i128>()
+    };
+    (0..rows * width).map(|i| dot(i / width, i % width) as u64).collect()
+}
+
 /// `x / sqrt(mean(x^2) + eps) * weight` of one row.
 #[must_use]
 pub fn rms_norm(x: &[f32], weight: &[f32], eps: f32) -> Vec<f32> {

@@ -7,6 +7,9 @@ pub(crate) mod amx;
 pub(crate) mod avx2;
 pub(crate) mod avx512;
 pub(crate) mod portable;
+mod wide;
+
+pub(crate) use wide::Wide;
 
 /// Lanes of a vector of 32-bit elements.
 pub(crate) const LANES: usize = 16;
@@ -47,13 +50,9 @@ pub(crate) trait Kernel {
 ///
 /// Methods may only run where the implementation's instructions exist, which [`crate::Isa::dispatch`] sees to.
 /// Those that take a pointer need it valid for the lanes they name; no alignment is needed.
-pub(crate) trait Simd: Copy {
+pub(crate) trait Simd: Wide {
     /// 16 x f32.
     type F: Copy;
-    /// 16 x i32.
-    type I: Copy;
-    /// 64 x u8, or 32 x i16 or bf16.
-    type B: Copy;
 
     /// Rows a tile may have before its sums no longer fit the registers.
     const TILE: usize;

@@ -152,6 +152,12 @@ impl<L: HostLayers> ResidentModel<L> {
     pub fn config(&self) -> &ModelConfig {
         &self.frame.config
     }
+
+    /// Gives the sites a ring path, as far as they can have one, and commits to their weights: once all of these are read and
+    /// hashed. For those who serve clients that mask their rows.
+    pub fn commit(&mut self) {
+        self.layers.commit(&mut self.compute);
+    }
 }
 
 impl<L: HostLayers> ForwardPass for ResidentModel<L> {

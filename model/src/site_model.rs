@@ -213,6 +213,15 @@ impl SiteModel {
         self
     }
 
+    /// Gives every site a ring path whose weights are in memory and have one, and commits to these: once all weights are read and
+    /// hashed. For those who serve clients that mask their rows.
+    pub fn commit(&mut self) {
+        match &mut self.weights {
+            Weights::Sites(weights) => weights.commit(&mut self.compute),
+            Weights::Streamed(layers) => layers.commit(&mut self.compute),
+        }
+    }
+
     /// What there is to say of it.
     #[must_use]
     pub fn facts(&self) -> &BaseFacts {
@@ -265,6 +274,7 @@ impl EvaluateSites for SiteModel {
         x: &mut Activations,
         out: &mut [f32],
     ) -> Result<(), EvaluateError> {
+        self.sites()[call.site.0 as usize].check_ring(call)?;
         let compute = &mut self.compute;
         match &mut self.weights {
             Weights::Sites(weights) => weights.evaluate(compute, call, x, out),

@@ -59,7 +59,7 @@ pub enum SitePath {
     Fast,
     /// Activations of 32 bits meet the weights as they are stored: linear up to the rounding of floats.
     Linear,
-    /// Whole numbers modulo 2^64 meet the integers that the weights consist of: exact. Rows are pairs of words of 32 bits, the
+    /// Whole numbers modulo 2^64 meet the whole numbers that the weights consist of: exact. Rows are pairs of words of 32 bits, the
     /// lower half of a number first, that are no floats. There is no bias.
     Ring,
 }
@@ -89,15 +89,31 @@ pub struct SitePart {
     pub has_bias: bool,
 }
 
-/// The integers that the weights of a site consist of: each weight is one of them times `2^weight_exponent`.
+/// The whole numbers that the weights of a site consist of: each weight is one of them times `2^weight_exponent`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RingSite {
     /// Of all parts.
     pub weight_exponent: i32,
-    /// The largest L1 norm: forward of an output's weights, backward of an input's.
+    /// The largest sums of magnitudes: forward of an output's weights, backward of an input's.
     pub l1: [u64; 2],
-    /// BLAKE3 of the integers.
+    /// BLAKE3 of the columns, the number of parts, the rows of each (u64, little-endian), the exponent and the weights, row after
+    /// row (i32): the same for the same weights, however they are packed.
     pub commitment: [u8; 32],
+}
+
+impl RingSite {
+    /// Bits that the magnitudes of a row may have, so that no answer has more than 62: forward, and backward.
+    #[must_use]
+    pub fn bits(&self) -> [u32; 2] {
+        let bits_of = |l1: u64| u64::BITS - l1.saturating_sub(1).leading_zeros();
+        self.l1.map(|l1| 62u32.saturating_sub(bits_of(l1)).min(30))
+    }
+
+    /// Whether that is worth anything both ways: 12 bits.
+    #[must_use]
+    pub fn is_usable(&self) -> bool {
+        self.bits().iter().all(|&bits| bits >= 12)
+    }
 }
 
 /// A site's shape.
@@ -111,7 +127,7 @@ pub struct Site {
     pub fast_is_linear: bool,
     /// How the fast path rounds them for integer weights on a CPU; `None`: it takes them unrounded, whatever the weights are.
     pub rounding: Option<Rounding>,
-    /// The integers that its weights consist of, if it has the ring path.
+    /// The whole numbers that its weights consist of, if it has the ring path and whoever serves it has asked for that.
     pub ring: Option<RingSite>,
 }
 
@@ -132,8 +148,18 @@ impl Site {
     /// Words of 32 bits of a row that goes in and of one that comes out; `None` if there is no such part.
     #[must_use]
     pub fn words(&self, call: SiteCall) -> Option<(usize, usize)> {
-        let (input, output) = self.widths(call.part, call.op)?;
-        Some(if call.path == SitePath::Ring { (2 * input, 2 * output) } else { (input, output) })
+        let (inputs, outputs) = self.widths(call.part, call.op)?;
+        Some(if call.path == SitePath::Ring { (2 * inputs, 2 * outputs) } else { (inputs, outputs) })
+    }
+
+    /// Refuses what the ring path of this site cannot do.
+    pub(crate) fn check_ring(&self, call: SiteCall) -> Result<(), EvaluateError> {
+        match call.path {
+            SitePath::Fast | SitePath::Linear => Ok(()),
+            SitePath::Ring if self.ring.is_none() => Err(EvaluateError::NoRing(call.site)),
+            SitePath::Ring if call.op == SiteOp::Forward => Err(EvaluateError::RingBias(call.site)),
+            SitePath::Ring => Ok(()),
+        }
     }
 }
 
@@ -146,6 +172,12 @@ pub enum EvaluateError {
     /// The device failed.
     #[error("the device that holds the base failed")]
     Failed(#[source] Box<dyn Error + Send + Sync>),
+    /// The site has no ring path.
+    #[error("site {} has no ring path: its base is not served with one, or its weights are no whole numbers", .0.0)]
+    NoRing(SiteId),
+    /// The ring path adds no bias.
+    #[error("site {} adds no bias on the ring path; ask for the product without and add it to the answer", .0.0)]
+    RingBias(SiteId),
 }
 
 /// Whoever can evaluate single sites.
@@ -163,10 +195,10 @@ pub trait EvaluateSites {
     /// Evaluates `call` for all rows of `x` into rows of `out`.
     ///
     /// # Errors
-    /// The device that holds the weights fails.
+    /// The device that holds the weights fails, or the site has no ring path and is asked for it.
     ///
     /// # Panics
-    /// If the call's shape is not that of the site: whoever lets calls in has compared them with [`Site::widths`].
+    /// If the call's shape is not that of the site: whoever lets calls in has compared them with [`Site::words`].
     fn evaluate(&mut self, call: SiteCall, x: &mut Activations, out: &mut [f32])
     -> Result<(), EvaluateError>;
 }

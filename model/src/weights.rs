@@ -6,13 +6,14 @@
 //! - [`embedding`]: the token embedding. [`tensors`]: single tensors, checked. `packing`: many at once.
 //! - [`host`]: base layers on the host's cores, wherever their weights are. [`streamed`]: most of them on a disk. [`served`]: either.
 //!   [`first`]: the first ones of these as a model of their own.
-//! - `joined`: a pass's layers that serve others' calls too.
+//! - `ring`: the sites in whole numbers, and what is promised of these. `joined`: a pass's layers that serve others' calls too.
 
 pub mod embedding;
 pub mod first;
 pub mod host;
 pub(crate) mod joined;
 pub(crate) mod packing;
+mod ring;
 pub mod served;
 pub mod sites;
 pub mod streamed;
@@ -103,6 +104,11 @@ impl ResidentLayers {
     /// Computes with `precision` from now on.
     pub fn set_precision(&mut self, precision: Precision) {
         self.sites.set_precision(precision);
+    }
+
+    /// As [`SiteWeights::commit`].
+    pub fn commit(&mut self, compute: &mut Compute) {
+        self.sites.commit(compute);
     }
 
     /// The token embedding.

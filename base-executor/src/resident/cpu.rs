@@ -119,7 +119,12 @@ impl Opening for Host {
                 .context("--device-bytes is more than this machine can address")?,
             kv_dtype: kv_dtype(config.kv_dtype),
         };
-        Ok(ResidentModel::new(weights, &options)?)
+        let mut model = ResidentModel::new(weights, &options)?;
+        // Of use to split clients alone.
+        if config.layer_places().is_some() {
+            model.commit();
+        }
+        Ok(model)
     }
 
     fn kv_blocks(pass: &Pass) -> usize {

@@ -1,13 +1,18 @@
 //! From arguments to a session.
 
-use std::{path::PathBuf, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
+use ids::Generation;
 use shmproto::layer::Dtype;
 
 use super::exit::CliError;
 use crate::{
     address::{Address, AddressError},
-    masking::Masking,
+    error::CallError,
+    masking::{Masking, session_commitment, shares::Second},
     session::{Session, Settings},
     transport::{Connect, local::LocalConnector, remote::RemoteConnector, tls::TlsFiles},
 };
@@ -33,6 +38,9 @@ pub(super) struct ConnectArguments {
     /// File with the API key; else HOLOBIONT_API_KEY
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
+    /// Hash of the weights that the executor must serve, as `sites` prints it
+    #[arg(long, value_name = "HEX")]
+    commitment: Option<String>,
     /// How activations travel: f32, or bf16, which halves them and rounds
     #[arg(long, value_name = "FORMAT", default_value = "f32")]
     dtype: WireDtype,
@@ -67,12 +75,37 @@ impl ConnectArguments {
         self.executor.parse().map_err(|error: AddressError| CliError::Usage(error.to_string()))
     }
 
-    /// Opens a session.
+    /// Opens a session, with weights as pinned.
     pub(super) fn session(&self, masking: &Masking) -> Result<Session, CliError> {
-        let address = self.address()?;
-        let (key, deadline) = (self.key()?, Duration::from_secs(self.deadline_s));
+        let (connector, settings) = self.way(&self.address()?, self.key()?, masking.word())?;
+        let session = Session::open(connector, settings)?;
+        if let Some(pinned) = &self.commitment {
+            let found = Generation(session_commitment(&session)?).to_string();
+            if !found.eq_ignore_ascii_case(pinned) {
+                return Err(CallError::OtherCommitment { pinned: pinned.clone(), found }.into());
+            }
+        }
+        Ok(session)
+    }
+
+    /// The way to a second executor.
+    pub(super) fn second(&self, address: &str, key_file: Option<&Path>) -> Result<Second, CliError> {
+        let address = address.parse().map_err(|error: AddressError| CliError::Usage(error.to_string()))?;
+        let key = key_file.map_or_else(|| self.key(), |path| read_key(path).map(Some))?;
+        let (connector, settings) = self.way(&address, key, "shares")?;
+        Ok(Second { connector: connector.into(), settings })
+    }
+
+    /// The way to an executor, and how this client behaves there.
+    fn way(
+        &self,
+        address: &Address,
+        key: Option<String>,
+        masking: &str,
+    ) -> Result<(Box<dyn Connect>, Settings), CliError> {
+        let deadline = Duration::from_secs(self.deadline_s);
         // Over ZeroMQ the transport shows the key; beside shared memory the session does.
-        let (connector, key): (Box<dyn Connect>, _) = match &address {
+        let (connector, key): (Box<dyn Connect>, _) = match address {
             Address::Local(path) => {
                 let spin = Duration::from_micros(self.spin_us);
                 (Box::new(LocalConnector::new(path.clone(), spin, deadline)), key)
@@ -80,8 +113,8 @@ impl ConnectArguments {
             Address::Ipc(_) | Address::Tls(_) => {
                 let identity = self.cert.clone().zip(self.cert_key.clone());
                 let files = TlsFiles { ca: self.ca.clone(), identity };
-                let remote = RemoteConnector::new(address, key, &files, deadline);
-                (Box::new(remote.map_err(crate::error::CallError::from)?), None)
+                let remote = RemoteConnector::new(address.clone(), key, &files, deadline);
+                (Box::new(remote.map_err(CallError::from)?), None)
             }
         };
         let dtype = match self.dtype {
@@ -91,27 +124,31 @@ impl ConnectArguments {
         let settings = Settings {
             key,
             name: self.name.clone(),
-            masking: masking.word().to_owned(),
+            masking: masking.to_owned(),
             dtype,
             patience: Duration::from_secs(self.patience_s),
             ..Settings::default()
         };
-        Ok(Session::open(connector, settings)?)
+        Ok((connector, settings))
     }
 
     fn key(&self) -> Result<Option<String>, CliError> {
         let Some(path) = &self.api_key_file else {
             return Ok(std::env::var("HOLOBIONT_API_KEY").ok().filter(|key| !key.is_empty()));
         };
-        let failed = |source| CliError::Read { path: path.clone(), source };
-        let length = std::fs::metadata(path).map_err(failed)?.len();
-        if length > MAX_KEY_BYTES {
-            return Err(CliError::Usage(format!("{} is no file with a key: it is too long", path.display())));
-        }
-        let key = std::fs::read_to_string(path).map_err(failed)?.trim().to_owned();
-        if key.is_empty() {
-            return Err(CliError::Usage(format!("{} holds no key", path.display())));
-        }
-        Ok(Some(key))
+        read_key(path).map(Some)
     }
+}
+
+fn read_key(path: &Path) -> Result<String, CliError> {
+    let failed = |source| CliError::Read { path: path.to_owned(), source };
+    let length = std::fs::metadata(path).map_err(failed)?.len();
+    if length > MAX_KEY_BYTES {
+        return Err(CliError::Usage(format!("{} is no file with a key: it is too long", path.display())));
+    }
+    let key = std::fs::read_to_string(path).map_err(failed)?.trim().to_owned();
+    if key.is_empty() {
+        return Err(CliError::Usage(format!("{} holds no key", path.display())));
+    }
+    Ok(key)
 }

@@ -10,9 +10,11 @@ use crate::{
     base::BaseError,
     error::{CallError, LinkError},
     generate::GenerateError,
+    masking::pads::pool::PoolError,
     split_model::{LoadError, SplitError},
     text::{TextError, TextFilesError},
 };
+use model::site_model::SiteModelError;
 use model_draft::open::DraftError;
 
 /// How a command ended. The numbers are part of the command line's contract and stand in `--help`.
@@ -102,6 +104,9 @@ pub enum CliError {
     /// The model that is to guess cannot be used.
     #[error(transparent)]
     Draft(#[from] DraftError),
+    /// This machine's own weights cannot be used.
+    #[error(transparent)]
+    OwnWeights(#[from] SiteModelError),
     /// The base has no text side.
     #[error(transparent)]
     TextFiles(#[from] TextFilesError),
@@ -138,6 +143,7 @@ impl CliError {
             Self::Base(BaseError::Open(_) | BaseError::NoFiles) => Exit::NotFound,
             Self::Read { source, .. } if source.kind() == io::ErrorKind::NotFound => Exit::NotFound,
             Self::Adapter(error) if is_missing(error) => Exit::NotFound,
+            Self::OwnWeights(SiteModelError::Open(_)) => Exit::NotFound,
             Self::Draft(DraftError::Find(_) | DraftError::Open(_)) => Exit::NotFound,
             Self::Draft(DraftError::Tokenizer { .. }) => Exit::Usage,
             Self::Usage(_) | Self::Generate(_) | Self::Text(_) => Exit::Usage,
@@ -180,6 +186,11 @@ fn is_missing(error: &(dyn Error + 'static)) -> bool {
 fn of_call(error: &CallError) -> Exit {
     match error {
         CallError::PeerGone { .. } | CallError::Quota { .. } | CallError::Busy { .. } => Exit::Unavailable,
+        CallError::Pads(error) => match **error {
+            PoolError::Empty { .. } | PoolError::Held { .. } => Exit::Unavailable,
+            PoolError::Absent { .. } => Exit::NotFound,
+            _ => Exit::Failed,
+        },
         CallError::Masking(_)
         | CallError::Nonlinear { .. }
         | CallError::NoRing { .. }

@@ -1,24 +1,56 @@
-//! From arguments to what the executor sees.
+//! From arguments to what an executor sees.
+
+use std::{path::PathBuf, sync::Arc};
 
 use shmproto::layer::Path;
 
-use super::exit::CliError;
-use crate::masking::{Masking, PaperSettings};
+use super::{
+    exit::CliError,
+    pads::{self, PadArguments},
+    rent::RentArguments,
+    terminal::Terminal,
+};
+use crate::{
+    masking::{
+        Masking, PaperSettings,
+        pads::{Pads, maker::Maker, pool::Pool},
+        shares::Second,
+        verify::Verifier,
+    },
+    secrets,
+};
 
-/// What the executor sees.
+/// What an executor sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
-enum MaskingMode {
+pub enum MaskingMode {
     /// Activations as they are
     #[default]
     Off,
     /// Obfuscated by rotating noises; no secrecy
     Paper,
+    /// Random numbers each, at two executors that must not collude
+    Shares,
+    /// Random numbers, which pads from a disk take away
+    Pads,
 }
 
-/// How activations, and gradients, are protected.
+impl MaskingMode {
+    /// As it is written.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::Paper => "paper",
+            Self::Shares => "shares",
+            Self::Pads => "pads",
+        }
+    }
+}
+
+/// How activations, and gradients, are protected, and answers checked.
 #[derive(Debug, clap::Args)]
-pub struct NoiseArguments {
-    /// What the executor sees: off (activations), or paper (obfuscated activations)
+pub struct ProtectionArguments {
+    /// What the executor sees: off (activations), paper (obfuscated activations), shares or pads (nothing); see `privacy`
     #[arg(long, value_name = "MODE", default_value = "off")]
     masking: MaskingMode,
     // Defaults are written out: what was said is told from what was not.
@@ -28,34 +60,113 @@ pub struct NoiseArguments {
     noise_scale: Option<f32>,
     #[arg(long, value_name = "N", help = format!("Rows after which a site gets fresh noises [default: {}]", PaperSettings::default().rotate_rows))]
     noise_rows: Option<u64>,
+    /// The executor that sees the pads, of --masking shares; never the first one's operator's
+    #[arg(long, value_name = "ADDR")]
+    second_executor: Option<String>,
+    /// File with the second executor's API key; else it is shown that of the first
+    #[arg(long, value_name = "FILE", requires = "second_executor")]
+    second_api_key_file: Option<PathBuf>,
+    #[command(flatten)]
+    pads: PadArguments,
+    /// What becomes of a call where pads are used up: refuse, or wait until some are made, which takes --model [default: refuse]
+    #[arg(long, value_name = "WHAT")]
+    pads_empty: Option<Empty>,
+    /// Checks every answer against --model, which the executor must serve exactly: an answer that is wrong is an error
+    #[arg(long)]
+    verify: bool,
 }
 
-impl NoiseArguments {
-    /// The noises that are asked for, if any are.
+/// What becomes of a call where pads are used up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Empty {
+    /// It is an error
+    Refuse,
+    /// It waits until this client has made some
+    Wait,
+}
+
+impl ProtectionArguments {
+    /// The protection that is asked for; without masking, with the arithmetic `path`. If it is secrecy, this process keeps its memory to
+    /// itself from now on.
     ///
     /// # Errors
-    /// What was said has no meaning in this mode: it is not ignored where it would have protected.
-    pub fn noises(&self) -> Result<Option<PaperSettings>, CliError> {
-        let of_noises = [
-            ("--noises", self.noises.is_some()),
-            ("--noise-scale", self.noise_scale.is_some()),
-            ("--noise-rows", self.noise_rows.is_some()),
-        ];
-        let said = of_noises.iter().find(|(_, is_said)| *is_said);
-        match (self.masking, said) {
-            (MaskingMode::Off, Some((flag, _))) => {
-                Err(CliError::Usage(format!("{flag} is nothing without --masking paper")))
-            }
-            (MaskingMode::Off, None) => Ok(None),
-            (MaskingMode::Paper, _) => {
-                let usual = PaperSettings::default();
-                Ok(Some(PaperSettings {
-                    noises: self.noises.unwrap_or(usual.noises),
-                    scale: self.noise_scale.unwrap_or(usual.scale),
-                    rotate_rows: self.noise_rows.unwrap_or(usual.rotate_rows),
-                }))
-            }
+    /// What was said has no meaning in this mode (it is not ignored where it would have protected), or what it takes is not there.
+    pub fn protection(&self, path: Path, rent: &RentArguments, terminal: Terminal) -> Result<Masking, CliError> {
+        self.check_flags()?;
+        let masking = match self.masking {
+            MaskingMode::Off => Masking::Off { path },
+            MaskingMode::Paper => Masking::Paper(self.noises()),
+            MaskingMode::Shares => Masking::Shares(Arc::new(self.second(rent)?)),
+            MaskingMode::Pads => Masking::Pads(self.pads(rent, terminal)?),
+        };
+        if masking.is_sound() {
+            secrets::keep_memory_private()?;
         }
+        if !self.verify {
+            return Ok(masking);
+        }
+        let mut base = pads::own_weights(rent.model(), "--verify", terminal)?;
+        let mut progress = terminal.progress("preparing to check answers");
+        let verifier = Verifier::new(&mut base, &mut |done, total| progress(done as u64, total as u64))?;
+        Ok(Masking::Verified(Box::new(masking), Arc::new(verifier)))
+    }
+
+    /// Which mode it is.
+    #[must_use]
+    pub fn mode(&self) -> MaskingMode {
+        self.masking
+    }
+
+    /// Whether answers are checked.
+    #[must_use]
+    pub fn is_verified(&self) -> bool {
+        self.verify
+    }
+
+    fn check_flags(&self) -> Result<(), CliError> {
+        let said = [
+            (MaskingMode::Paper, "--noises", self.noises.is_some()),
+            (MaskingMode::Paper, "--noise-scale", self.noise_scale.is_some()),
+            (MaskingMode::Paper, "--noise-rows", self.noise_rows.is_some()),
+            (MaskingMode::Shares, "--second-executor", self.second_executor.is_some()),
+            (MaskingMode::Pads, "--pads", self.pads.is_said()),
+            (MaskingMode::Pads, "--pads-empty", self.pads_empty.is_some()),
+        ];
+        match said.iter().find(|(of, _, is_said)| *is_said && *of != self.masking) {
+            Some((of, flag, _)) => {
+                Err(CliError::Usage(format!("{flag} is nothing without --masking {}", of.word())))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn noises(&self) -> PaperSettings {
+        let usual = PaperSettings::default();
+        PaperSettings {
+            noises: self.noises.unwrap_or(usual.noises),
+            scale: self.noise_scale.unwrap_or(usual.scale),
+            rotate_rows: self.noise_rows.unwrap_or(usual.rotate_rows),
+        }
+    }
+
+    fn second(&self, rent: &RentArguments) -> Result<Second, CliError> {
+        let missing = || {
+            CliError::Usage("--masking shares takes two executors: say --second-executor ADDR as well".to_owned())
+        };
+        let address = self.second_executor.as_deref().ok_or_else(missing)?;
+        rent.connect.second(address, self.second_api_key_file.as_deref())
+    }
+
+    fn pads(&self, rent: &RentArguments, terminal: Terminal) -> Result<Pads, CliError> {
+        let pool = Pool::open(&self.pads.directory()?).map_err(crate::error::CallError::from)?;
+        let maker = match self.pads_empty {
+            None | Some(Empty::Refuse) => None,
+            Some(Empty::Wait) => {
+                let base = pads::own_weights(rent.model(), "--pads-empty wait", terminal)?;
+                Some(Maker::new(Box::new(base), self.pads.most_bytes()))
+            }
+        };
+        Ok(Pads::new(pool, maker))
     }
 }
 
@@ -63,8 +174,9 @@ impl NoiseArguments {
 #[derive(Debug, clap::Args)]
 pub(super) struct MaskingArguments {
     #[command(flatten)]
-    noise: NoiseArguments,
-    /// Arithmetic without masking: fast (as the executor's own requests) or linear (activations unrounded) [default: fast]
+    protection: ProtectionArguments,
+    /// Arithmetic without masking: fast (as the executor's own requests), linear (activations unrounded) or ring (exact)
+    /// [default: fast]
     #[arg(long, value_name = "PATH")]
     path: Option<SitePath>,
 }
@@ -74,25 +186,25 @@ pub(super) struct MaskingArguments {
 enum SitePath {
     Fast,
     Linear,
+    Ring,
 }
 
 impl MaskingArguments {
     /// The masking that is asked for.
     ///
     /// # Errors
-    /// What was said has no meaning in this mode.
-    pub(super) fn masking(&self) -> Result<Masking, CliError> {
-        match (self.noise.noises()?, self.path) {
-            (None, path) => Ok(Masking::Off {
-                path: match path.unwrap_or(SitePath::Fast) {
-                    SitePath::Fast => Path::Fast,
-                    SitePath::Linear => Path::Linear,
-                },
-            }),
-            (Some(_), Some(_)) => Err(CliError::Usage(
-                "--path is for --masking off: with noises there is one arithmetic".to_owned(),
-            )),
-            (Some(noises), None) => Ok(Masking::Paper(noises)),
-        }
+    /// What was said has no meaning in this mode, or what it takes is not there.
+    pub(super) fn masking(&self, rent: &RentArguments, terminal: Terminal) -> Result<Masking, CliError> {
+        let path = match self.path {
+            Some(_) if self.protection.mode() != MaskingMode::Off => {
+                return Err(CliError::Usage(
+                    "--path is for --masking off: with masking there is one arithmetic".to_owned(),
+                ));
+            }
+            None | Some(SitePath::Fast) => Path::Fast,
+            Some(SitePath::Linear) => Path::Linear,
+            Some(SitePath::Ring) => Path::Ring,
+        };
+        self.protection.protection(path, rent, terminal)
     }
 }

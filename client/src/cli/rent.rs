@@ -37,6 +37,11 @@ pub struct Rented {
 }
 
 impl RentArguments {
+    /// The copy of the model that is this client's own.
+    pub(super) fn model(&self) -> Option<&Path> {
+        self.model.as_deref()
+    }
+
     /// Connects, and fetches what is missing.
     ///
     /// # Errors

@@ -108,7 +108,7 @@ pub(super) struct Ready {
 impl SetupArguments {
     /// Connects, fetches what is missing, and says the mode once.
     pub(super) fn ready(&self, terminal: Terminal) -> Result<Ready, CliError> {
-        let masking = self.masking.masking()?;
+        let masking = self.masking.masking(&self.rent, terminal)?;
         // Before anything is fetched for it.
         if let Some(path) = &self.adapter {
             std::fs::metadata(path).map_err(|source| CliError::Read { path: path.clone(), source })?;
@@ -138,6 +138,8 @@ impl SetupArguments {
 fn what_is_seen(model: &SplitModel) -> &'static str {
     match model.mode() {
         "off" => "the executor sees activations; see docs/guides/split.md",
+        "shares" => "neither executor sees activations, unless both put together what they saw; see `privacy`",
+        "pads" => "the executor sees no activations; see `privacy`",
         _ => "the executor sees obfuscated activations, which is no secrecy; see docs/guides/split.md",
     }
 }

@@ -9,7 +9,10 @@ use super::{
     exit::CliError,
     terminal::{Format, Terminal, printable},
 };
-use crate::{masking::Masking, session::calls::has_path};
+use crate::{
+    masking::{Masking, session_commitment},
+    session::calls::has_path,
+};
 
 const OFF: Masking = Masking::Off { path: Path::Fast };
 
@@ -31,13 +34,16 @@ pub(super) struct StatsArguments {
 pub(super) fn sites(arguments: &SitesArguments, terminal: Terminal) -> Result<(), CliError> {
     let session = arguments.connect.session(&OFF)?;
     let catalog = session.catalog();
+    // None where a site has no ring path.
+    let commitment = session_commitment(&session).ok().map(|hash| Generation(hash).to_string());
     if terminal.format == Format::Json {
         let sites: Vec<Value> =
             (0_u32..).zip(&catalog.sites).map(|(number, site)| site_json(number, site)).collect();
         let base = Generation(catalog.base_hash).to_string();
         let (model, architecture) = (&catalog.model, &catalog.architecture);
-        terminal
-            .print(json!({ "model": model, "architecture": architecture, "base": base, "sites": sites }))?;
+        terminal.print(json!({
+            "model": model, "architecture": architecture, "base": base, "commitment": commitment, "sites": sites,
+        }))?;
         return Ok(());
     }
     terminal.note(printable(&format!(
@@ -47,6 +53,10 @@ pub(super) fn sites(arguments: &SitesArguments, terminal: Terminal) -> Result<()
         Generation(catalog.base_hash),
         catalog.sites.len()
     )));
+    match commitment {
+        Some(hash) => terminal.note(format_args!("weights: --commitment {hash}")),
+        None => terminal.note("weights: not committed to, so that --masking pads, shares and --verify are not possible"),
+    }
     for (number, site) in catalog.sites.iter().enumerate() {
         let parts: Vec<String> =
             site.parts.iter().map(|part| format!("{} {}", part.name, part.rows)).collect();

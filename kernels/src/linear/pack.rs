@@ -144,6 +144,11 @@ impl PackedMatrix {
         unsafe { self.data.as_ptr().add(panel * self.panel_bytes()) }
     }
 
+    /// The bytes of a panel.
+    pub(super) fn panel_slice(&self, panel: usize) -> &[u8] {
+        &self.data.as_slice()[panel * self.panel_bytes()..][..self.panel_bytes()]
+    }
+
     /// Asks for `bytes` from `at` on in a panel, which need not exist.
     #[inline(always)]
     pub(super) fn prefetch(&self, panel: usize, at: usize, bytes: usize) {
@@ -162,8 +167,7 @@ impl PackedMatrix {
     /// If there is no such row or `out` is not as long as a row.
     pub fn read_row(&self, row: usize, out: &mut [f32]) {
         assert!(row < self.rows() && out.len() == self.columns(), "row {row} of {} elements", out.len());
-        let (panel, lane) = (row / LANES, row % LANES);
-        let panel = &self.data.as_slice()[panel * self.panel_bytes()..][..self.panel_bytes()];
+        let (panel, lane) = (self.panel_slice(row / LANES), row % LANES);
         match self.packing() {
             Packing::F32 => read_lane(out, |k| {
                 let at = (k * LANES + lane) * 4;

@@ -163,6 +163,9 @@ impl Bits for Eight {
 
 /// The numbers a group keeps beside its codes.
 pub(super) trait Numbers {
+    /// The zero point of codes whose offset follows from it; 0 of those that have a minimum.
+    const ZERO: usize = 0;
+
     /// Scale and offset of half `H` of group `group`, both still to be multiplied by the unit.
     ///
     /// # Safety
@@ -179,6 +182,8 @@ pub(super) struct ZeroOfHalves<const Z: usize>;
 pub(super) struct Minimum;
 
 impl<const Z: usize> Numbers for Zero<Z> {
+    const ZERO: usize = Z;
+
     #[inline(always)]
     unsafe fn load<S: Simd, const H: usize>(all: *const u16, group: usize) -> [S::F; 2] {
         // SAFETY: the caller's.
@@ -188,6 +193,8 @@ impl<const Z: usize> Numbers for Zero<Z> {
 }
 
 impl<const Z: usize> Numbers for ZeroOfHalves<Z> {
+    const ZERO: usize = Z;
+
     #[inline(always)]
     unsafe fn load<S: Simd, const H: usize>(all: *const u16, group: usize) -> [S::F; 2] {
         // SAFETY: the caller's.

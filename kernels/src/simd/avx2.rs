@@ -35,8 +35,6 @@ const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 
 impl Simd for Avx2 {
     type F = F;
-    type I = I;
-    type B = I;
 
     const TILE: usize = 4;
 

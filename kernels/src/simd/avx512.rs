@@ -33,8 +33,6 @@ fn head(count: usize) -> __mmask16 {
 
 impl Simd for Avx512 {
     type F = __m512;
-    type I = __m512i;
-    type B = __m512i;
 
     const TILE: usize = 8;
     const BESIDE_MATRIX_UNIT: bool = true;

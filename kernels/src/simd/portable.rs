@@ -33,8 +33,6 @@ macro_rules! lanes {
 
 impl Simd for Portable {
     type F = F;
-    type I = I;
-    type B = B;
 
     const TILE: usize = 1;
 

@@ -334,6 +334,7 @@ impl EvaluateSites for LentCuda<'_> {
         x: &mut Activations,
         out: &mut [f32],
     ) -> Result<(), EvaluateError> {
+        self.layers.sites[call.site.0 as usize].check_ring(call)?;
         Ok(self.evaluate_here(call, x, out)?)
     }
 }

@@ -360,6 +360,7 @@ impl EvaluateSites for CudaModel {
         x: &mut Activations,
         out: &mut [f32],
     ) -> Result<(), EvaluateError> {
+        self.layers.sites[call.site.0 as usize].check_ring(call)?;
         let evaluated = self.lent().evaluate_here(call, x, out);
         Ok(self.note(evaluated)?)
     }

@@ -30,6 +30,12 @@ pub trait HostLayers: fmt::Debug {
     /// Computes with `precision` from now on.
     fn set_precision(&mut self, precision: Precision);
 
+    /// Gives sites a ring path, as far as they can have one: [`SiteWeights::commit`](super::sites::SiteWeights::commit). Layers that
+    /// come from a disk have none.
+    fn commit(&mut self, compute: &mut Compute) {
+        let _ = compute;
+    }
+
     /// Bytes of memory.
     fn bytes(&self) -> usize;
 
@@ -89,6 +95,10 @@ impl HostLayers for ResidentLayers {
         self.set_precision(precision);
     }
 
+    fn commit(&mut self, compute: &mut Compute) {
+        self.commit(compute);
+    }
+
     fn bytes(&self) -> usize {
         self.bytes()
     }
@@ -133,6 +143,7 @@ impl<L: HostLayers> EvaluateSites for LentSites<'_, L> {
         x: &mut Activations,
         out: &mut [f32],
     ) -> Result<(), EvaluateError> {
+        self.layers.sites()[call.site.0 as usize].check_ring(call)?;
         self.layers
             .evaluate(self.compute, call, x, out, &mut |_| {})
             .map_err(|error| EvaluateError::Failed(Box::new(error)))

@@ -50,6 +50,13 @@ impl HostLayers for ServedLayers {
         }
     }
 
+    fn commit(&mut self, compute: &mut Compute) {
+        match self {
+            Self::Resident(layers) => layers.commit(compute),
+            Self::Streamed(layers) => layers.commit(compute),
+        }
+    }
+
     fn bytes(&self) -> usize {
         match self {
             Self::Resident(layers) => layers.bytes(),

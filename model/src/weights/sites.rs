@@ -11,6 +11,7 @@ use crate::{
     cpu::Compute,
     precision::Precision,
     sites::{Site, SiteCall, SiteId, SiteOp, SitePart, SitePath},
+    weights::ring,
 };
 
 /// A linear layer.
@@ -47,6 +48,16 @@ impl SiteWeights {
         precision.apply(&mut self.sites, self.blocks);
     }
 
+    /// Gives every site a ring path whose weights have one, and commits to these: once all weights are read and hashed. For those who
+    /// serve single sites.
+    pub fn commit(&mut self, compute: &mut Compute) {
+        let sites = self.layers.iter().map(|site| site.iter().map(|linear| &*linear.matrix).collect());
+        let rings = ring::ring_sites(compute, &sites.collect::<Vec<_>>());
+        for (site, ring) in self.sites.iter_mut().zip(rings) {
+            site.ring = ring;
+        }
+    }
+
     /// The sites there are.
     #[must_use]
     pub fn sites(&self) -> &[Site] {
@@ -73,7 +84,7 @@ impl SiteWeights {
     /// Evaluates `call` for all rows of `x` into rows of `out`.
     ///
     /// # Panics
-    /// If the call's shape is not that of the site.
+    /// If the call's shape is not that of the site, or it asks for a ring path that is not there, or for one with a bias.
     pub fn evaluate(&self, compute: &mut Compute, call: SiteCall, x: &mut Activations, out: &mut [f32]) {
         let site = &self.sites[call.site.0 as usize];
         evaluate(compute, site, call, x, &self.parts(call), SumFrom::Zero, out);
@@ -101,7 +112,7 @@ impl SiteWeights {
 /// whose weights come later, gradients go on `from` the sums so far.
 ///
 /// # Panics
-/// If the call's shape is not that of the site.
+/// As [`SiteWeights::evaluate`].
 pub(crate) fn evaluate(
     compute: &mut Compute,
     site: &Site,
@@ -115,6 +126,11 @@ pub(crate) fn evaluate(
     assert_eq!(x.width(), inputs, "rows are as wide as what goes in");
     let rows = x.rows();
     let out = &mut out[..rows * outputs];
+    if call.path == SitePath::Ring {
+        let ring = site.ring.as_ref().expect("whoever lets calls in knows which sites have a ring path");
+        let (x, out) = ((x.values(), inputs / 2), (out, outputs / 2));
+        return ring::evaluate(compute, (ring, call.op), x, parts, from, out);
+    }
     let Compute { pool, isa } = compute;
     match call {
         SiteCall { op: SiteOp::Backward, path: SitePath::Fast, .. } if !site.fast_is_linear => {

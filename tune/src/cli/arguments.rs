@@ -4,7 +4,11 @@ use std::{collections::BTreeSet, path::PathBuf};
 
 use clap::ValueEnum;
 use client::{
-    cli::{masking::NoiseArguments, rent::RentArguments},
+    cli::{
+        masking::{MaskingMode, ProtectionArguments},
+        rent::RentArguments,
+        terminal::Terminal,
+    },
     masking::Masking,
 };
 use model::shape::{config::ModelConfig, source::Target};
@@ -132,7 +136,7 @@ pub(super) struct RunArguments {
     #[arg(long, value_enum, default_value = "serving")]
     pub(super) precision: Precision,
     #[command(flatten)]
-    noise: NoiseArguments,
+    protection: ProtectionArguments,
     /// With what numbers the adapter is stored
     #[arg(long, value_enum, default_value = "f32")]
     pub(super) save_dtype: Dtype,
@@ -156,17 +160,21 @@ impl RunArguments {
     /// What the executor sees.
     ///
     /// # Errors
-    /// What was said does not go together.
-    pub(super) fn masking(&self) -> Result<Masking, TunerError> {
-        match (self.noise.noises()?, self.precision) {
-            (None, Precision::Serving) => Ok(Masking::Off { path: SitePath::Fast }),
-            (None, Precision::Exact) => Ok(Masking::Off { path: SitePath::Linear }),
-            (Some(noises), Precision::Exact) => Ok(Masking::Paper(noises)),
-            (Some(_), Precision::Serving) => Err(TunerError::Usage(
-                "--masking paper needs --precision exact: noises go away only where rows are not rounded"
-                    .to_owned(),
-            )),
-        }
+    /// What was said does not go together, or what it takes is not there.
+    pub(super) fn masking(&self, terminal: Terminal) -> Result<Masking, TunerError> {
+        let protection = &self.protection;
+        let path = match (protection.mode(), self.precision) {
+            (MaskingMode::Off, Precision::Serving) => SitePath::Fast,
+            (_, Precision::Exact) if protection.is_verified() => SitePath::Ring,
+            (_, Precision::Exact) => SitePath::Linear,
+            (mode, Precision::Serving) => {
+                return Err(TunerError::Usage(format!(
+                    "--masking {} needs --precision exact: masks go away only where rows are not rounded",
+                    mode.word()
+                )));
+            }
+        };
+        Ok(protection.protection(path, &self.rent, terminal)?)
     }
 
     /// The shape of a new adapter.

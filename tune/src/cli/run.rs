@@ -59,8 +59,8 @@ pub(super) fn run(arguments: &RunArguments) -> Result<End, TunerError> {
     }
     let mut console = Console::new(arguments.exit_with_stdin)?;
     let begun = Instant::now();
-    let masking = arguments.masking()?;
     let terminal = Terminal { format: Format::Json, quiet: true };
+    let masking = arguments.masking(terminal)?;
     let rented = arguments.rent.rent(&masking, terminal)?;
     let config = rented.base.config().clone();
     let blocks = arguments.blocks(&config);

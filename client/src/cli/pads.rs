@@ -1,0 +1,153 @@
+//! `pads`: makes pads beforehand, and shows how many there are.
+
+use std::path::{Path, PathBuf};
+
+use model::site_model::SiteModel;
+use serde_json::json;
+
+use super::{
+    exit::CliError,
+    size::ByteSize,
+    terminal::{Format, Terminal},
+};
+use crate::{
+    error::CallError,
+    masking::{
+        Direction,
+        pads::{maker::Maker, pool::Pool},
+    },
+};
+use model::sites::SiteId;
+
+/// Most bytes of a pool, unless said.
+const USUAL_BYTES: u64 = 4 << 30;
+
+/// Where pads are.
+#[derive(Debug, clap::Args)]
+pub(super) struct PadArguments {
+    /// Directory of the pads [default: $XDG_STATE_HOME/holobiont/pads, or the same in ~/.local/state]
+    #[arg(long = "pads", value_name = "DIR")]
+    directory: Option<PathBuf>,
+    /// Most bytes of pads that are kept [default: 4GiB]
+    #[arg(long, value_name = "SIZE")]
+    pad_bytes: Option<ByteSize>,
+}
+
+impl PadArguments {
+    pub(super) fn is_said(&self) -> bool {
+        self.directory.is_some() || self.pad_bytes.is_some()
+    }
+
+    pub(super) fn most_bytes(&self) -> u64 {
+        self.pad_bytes.map_or(USUAL_BYTES, |size| size.0)
+    }
+
+    pub(super) fn directory(&self) -> Result<PathBuf, CliError> {
+        if let Some(directory) = &self.directory {
+            return Ok(directory.clone());
+        }
+        let set =
+            |name| std::env::var_os(name).filter(|value| Path::new(value).is_absolute()).map(PathBuf::from);
+        let base = set("XDG_STATE_HOME").or_else(|| set("HOME").map(|home| home.join(".local/state")));
+        let missing = || CliError::Usage("neither XDG_STATE_HOME nor HOME is set: say --pads DIR".to_owned());
+        Ok(base.ok_or_else(missing)?.join("holobiont/pads"))
+    }
+}
+
+/// Arguments of `pads`.
+#[derive(Debug, clap::Args)]
+pub(super) struct Arguments {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum What {
+    /// Makes pads from your own copy of the model; no executor is asked
+    Prepare(Prepare),
+    /// Shows how many pads are left
+    Show(Show),
+}
+
+#[derive(Debug, clap::Args)]
+struct Prepare {
+    /// Your own copy of the executor's model
+    #[arg(long, value_name = "PATH")]
+    model: PathBuf,
+    #[command(flatten)]
+    pads: PadArguments,
+    /// For how many tokens, read or written
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    tokens: u64,
+    /// For gradients as well: for an adapter that learns
+    #[arg(long)]
+    gradients: bool,
+}
+
+#[derive(Debug, clap::Args)]
+struct Show {
+    #[command(flatten)]
+    pads: PadArguments,
+}
+
+/// Does what is said.
+pub(super) fn run(arguments: &Arguments, terminal: Terminal) -> Result<(), CliError> {
+    match &arguments.what {
+        What::Prepare(arguments) => prepare(arguments, terminal),
+        What::Show(arguments) => {
+            let pool = Pool::open(&arguments.pads.directory()?).map_err(CallError::from)?;
+            print(&pool, terminal)
+        }
+    }
+}
+
+/// This machine's own weights, which `why` takes.
+pub(super) fn own_weights(
+    path: Option<&Path>,
+    why: &'static str,
+    terminal: Terminal,
+) -> Result<SiteModel, CliError> {
+    let missing = || {
+        let why = format!("{why} takes a copy of the model of your own: say --model PATH");
+        CliError::Usage(format!("{why}; an executor cannot be asked for what it is checked by"))
+    };
+    let path = path.ok_or_else(missing)?;
+    terminal.note(format_args!("reading the weights of {}", path.display()));
+    let mut model = SiteModel::open(path, &[])?;
+    model.commit();
+    Ok(model)
+}
+
+fn prepare(arguments: &Prepare, terminal: Terminal) -> Result<(), CliError> {
+    crate::secrets::keep_memory_private()?;
+    let base = own_weights(Some(&arguments.model), "this", terminal)?;
+    let mut maker = Maker::new(Box::new(base), arguments.pads.most_bytes());
+    let pool = Pool::create(&arguments.pads.directory()?, maker.commitment()?, &maker.shapes());
+    let mut pool = pool.map_err(CallError::from)?;
+    let directions: &[Direction] =
+        if arguments.gradients { &[Direction::Forward, Direction::Backward] } else { &[Direction::Forward] };
+    let mut progress = terminal.progress("making pads");
+    maker.prepare(&mut pool, arguments.tokens, directions, &mut progress)?;
+    print(&pool, terminal)
+}
+
+fn print(pool: &Pool, terminal: Terminal) -> Result<(), CliError> {
+    let left = |direction| {
+        let sites = (0..pool.shapes().len()).map(|site| SiteId(u32::try_from(site).unwrap_or(u32::MAX)));
+        sites.map(|site| pool.left(site, direction)).min().unwrap_or(0)
+    };
+    let (forward, backward) = (left(Direction::Forward), left(Direction::Backward));
+    if terminal.format == Format::Json {
+        let token_bytes = pool.token_bytes(Direction::Forward);
+        terminal.print(json!({
+            "tokens": forward,
+            "gradient_tokens": backward,
+            "bytes": pool.bytes(),
+            "token_bytes": token_bytes,
+            "gradient_token_bytes": pool.token_bytes(Direction::Backward),
+        }))?;
+        return Ok(());
+    }
+    let line = format!("pads for {forward} tokens, and for gradients of {backward}: {} bytes", pool.bytes());
+    Ok(terminal.print(line)?)
+}

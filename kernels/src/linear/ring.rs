@@ -1,0 +1,91 @@
+//! Linear layers modulo 2^64: `out = x · Wᵀ` and `out = g · W` in whole numbers, exact whatever the order of the sums.
+//!
+//! What is added to a row before it is multiplied comes off again afterwards, to the last bit: masks and shares need that.
+//! Weights are whole numbers times one power of two, `2^exponent` ([`RingForm`]):
+//!
+//! ```text
+//! integers   codes times 16-bit scales, and minima: exact, unless numbers are so far apart that the smallest are rounded
+//! floats     round(w * 2^24): weights of f16 exact, of 32 bits and bf16 to 2^-25
+//! ```
+//!
+//! All rounding is to the nearest, ties to even.
+//!
+//! A word is 64 bits; whether it stands for a number with or without sign is the business of whoever reads it.
+//!
+//! # Layout
+//!
+//! - this file: both products. `form`: the exponent, and rows of whole numbers.
+//! - `whole`: whole numbers decoded in registers. `words`: sums over them, of any weights.
+
+mod form;
+mod whole;
+mod words;
+
+pub use form::RingForm;
+
+use super::part::{LinearPart, check_parts};
+use crate::{SumFrom, isa::Isa, pool::Pool};
+
+use self::words::Split;
+
+/// Computes `parts`, which have no bias, for `rows` rows of `x` into rows of `out` of `stride` words, on all threads of `pool`.
+/// Outputs count in units of `2^exponent`, an exponent that is at least the [smallest](RingForm::smallest) of each matrix: with
+/// another they are not those of the weights.
+///
+/// # Panics
+///
+/// If the shapes do not fit together, or a part has a bias.
+#[allow(clippy::too_many_arguments, reason = "the shapes of one matrix product")]
+pub fn linear_ring(
+    pool: &mut Pool,
+    isa: Isa,
+    x: &[u64],
+    rows: usize,
+    parts: &[LinearPart<'_>],
+    exponent: i32,
+    out: &mut [u64],
+    stride: usize,
+) {
+    let Some(width) = parts.first().map(|part| part.matrix.columns()) else { return };
+    check(parts, width, stride);
+    assert_eq!(x.len(), rows * width, "x is {rows} rows of {width}");
+    assert!(out.len() >= rows * stride, "out holds {rows} rows of {stride}");
+    words::forward(pool, isa, &Split::of(x), rows, parts, exponent, out, stride);
+}
+
+/// Computes the sums over the outputs of `parts`, which have no bias, for `rows` rows of `g`, which have `stride` words; `out` is
+/// `[rows, columns]`, in units of `2^exponent` as above. Without parts it is what the sums begin with.
+///
+/// # Panics
+///
+/// If the shapes do not fit together, or a part has a bias.
+#[allow(clippy::too_many_arguments, reason = "the shapes of one matrix product")]
+pub fn linear_ring_transposed(
+    pool: &mut Pool,
+    isa: Isa,
+    g: &[u64],
+    rows: usize,
+    stride: usize,
+    parts: &[LinearPart<'_>],
+    exponent: i32,
+    from: SumFrom,
+    out: &mut [u64],
+) {
+    assert_eq!(g.len(), rows * stride, "g is {rows} rows of {stride}");
+    if from == SumFrom::Zero {
+        out.fill(0);
+    }
+    let Some(columns) = parts.first().map(|part| part.matrix.columns()) else { return };
+    check(parts, columns, stride);
+    assert_eq!(out.len(), rows * columns, "out is {rows} rows of {columns}");
+    words::backward(pool, isa, &Split::of(g), rows, stride, parts, exponent, out);
+}
+
+fn check(parts: &[LinearPart<'_>], width: usize, stride: usize) {
+    check_parts(parts, width, stride);
+    assert!(parts.iter().all(|part| part.bias.is_none()), "a bias is no whole number");
+}
+
+struct OutWords(*mut u64);
+// SAFETY: chunks write disjoint columns of a buffer that outlives the parallel region.
+unsafe impl Sync for OutWords {}

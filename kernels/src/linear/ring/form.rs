@@ -1,0 +1,217 @@
+//! The weights of a packed matrix as whole numbers.
+
+use half::f16;
+
+use crate::{
+    linear::{
+        form::{Packing, code_position},
+        pack::PackedMatrix,
+    },
+    quant::{IntegerForm, Offset},
+    simd::LANES,
+};
+
+/// Bits behind the point that weights of floats keep.
+const FLOAT_BITS: i32 = 24;
+/// Below this magnitude their whole numbers have 30 bits.
+const FLOAT_LIMIT: f32 = 64.0;
+/// Units of scales within which every product with a power of two that is taken here is a normal number.
+const UNITS: std::ops::RangeInclusive<i32> = -80..=80;
+/// Bits of a magnitude: one less than there are, for what rounding adds.
+const MOST_BITS: i32 = 30;
+
+/// How the weights of a matrix are whole numbers times a power of two.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RingForm {
+    exact: i32,
+    bits: u32,
+}
+
+impl RingForm {
+    /// The largest exponent `e` for which every weight is a whole number times `2^e`; of floats, -24.
+    #[must_use]
+    pub fn exact(self) -> i32 {
+        self.exact
+    }
+
+    /// The smallest exponent for which the whole numbers are below 2^30.
+    #[must_use]
+    pub fn smallest(self) -> i32 {
+        self.exact + self.bits.cast_signed() - MOST_BITS
+    }
+
+    /// The exponent of matrices that share one: exact for all of them where their whole numbers are small enough, and else the
+    /// smallest for which they are. `None` without matrices.
+    #[must_use]
+    pub fn common(forms: &[Self]) -> Option<i32> {
+        let exact = forms.iter().map(|form| form.exact).min()?;
+        forms.iter().map(|form| form.smallest()).max().map(|smallest| smallest.max(exact))
+    }
+}
+
+impl PackedMatrix {
+    /// How its weights are whole numbers; `None` if they are not: floats of 64 and more, numbers that are not finite.
+    #[must_use]
+    pub fn ring_form(&self) -> Option<RingForm> {
+        match self.packing().integer_form() {
+            Some(form) => self.integer_ring_form(form),
+            None => self.float_ring_form(),
+        }
+    }
+
+    fn float_ring_form(&self) -> Option<RingForm> {
+        let mut largest = 0.0f32;
+        let mut values = vec![0.0; self.columns()];
+        for row in 0..self.rows() {
+            self.read_row(row, &mut values);
+            // Neither a maximum nor a comparison sees what is no number; the sum does.
+            let sum = values.iter().fold(0.0, |sum, value| sum + value * 0.0);
+            largest = values.iter().fold(largest, |largest, value| largest.max(value.abs()));
+            if sum != 0.0 || largest >= FLOAT_LIMIT {
+                return None;
+            }
+        }
+        Some(RingForm { exact: -FLOAT_BITS, bits: bits_of(float_whole(largest, 0).unsigned_abs().into()) })
+    }
+
+    fn integer_ring_form(&self, form: IntegerForm) -> Option<RingForm> {
+        let unit = exponent_of(self.unit())?;
+        let (scales, minima) = self.panel_numbers(form)?;
+        // Neither has a bit below this one.
+        let lowest = scales.lowest.min(minima.lowest).min(0);
+        let whole = |largest: f32| (f64::from(largest) * 2.0f64.powi(-lowest)) as u64;
+        let codes = (1u64 << form.bits) - 1;
+        Some(RingForm {
+            exact: unit + lowest,
+            bits: bits_of(codes * whole(scales.largest) + whole(minima.largest)),
+        })
+    }
+
+    /// What its scales and its minima are like.
+    fn panel_numbers(&self, form: IntegerForm) -> Option<(Numbers, Numbers)> {
+        let (mut scales, mut minima) = (Numbers::default(), Numbers::default());
+        let (codes, groups) = (self.columns() * LANES * form.bits / 8, self.columns() / form.group);
+        for panel in 0..self.panels() {
+            let numbers = self.panel_slice(panel)[codes..].as_chunks::<{ 2 * LANES }>().0;
+            match form.offset {
+                Offset::Zero(_) => numbers[..groups].iter().for_each(|numbers| scales.add(numbers)),
+                Offset::Minimum => {
+                    for [first, second] in numbers.as_chunks().0.iter().take(groups) {
+                        scales.add(first);
+                        minima.add(second);
+                    }
+                }
+            }
+        }
+        let are_finite = scales.largest.is_finite() && minima.largest.is_finite();
+        are_finite.then_some((scales, minima))
+    }
+
+    /// Writes row `row` as whole numbers times `2^exponent` to `out`.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such row or `out` is not as long as a row.
+    pub fn read_ring_row(&self, row: usize, exponent: i32, out: &mut [i32]) {
+        assert!(row < self.rows() && out.len() == self.columns(), "row {row} of {} elements", out.len());
+        let Some(form) = self.packing().integer_form() else {
+            let mut values = vec![0.0; self.columns()];
+            self.read_row(row, &mut values);
+            for (out, value) in out.iter_mut().zip(values) {
+                *out = float_whole(value, -FLOAT_BITS - exponent);
+            }
+            return;
+        };
+        self.read_integer_row(form, row, exponent, out);
+    }
+
+    fn read_integer_row(&self, form: IntegerForm, row: usize, exponent: i32, out: &mut [i32]) {
+        let (panel, lane) = (self.panel_slice(row / LANES), row % LANES);
+        let (codes, numbers) = panel.split_at(self.columns() * LANES * form.bits / 8);
+        let factor = self.unit() * 2.0f32.powi(-exponent);
+        let number = |at: usize| {
+            let at = 2 * (at * LANES + lane);
+            (f16::from_le_bytes([numbers[at], numbers[at + 1]]).to_f32() * factor).round_ties_even() as i32
+        };
+        for (group, out) in out.chunks_exact_mut(form.group).enumerate() {
+            let (scale, offset) = match form.offset {
+                Offset::Zero(zero) => {
+                    let scale = number(group);
+                    (scale, scale.wrapping_mul(-i32::from(zero)))
+                }
+                Offset::Minimum => (number(2 * group), number(2 * group + 1)),
+            };
+            for (i, out) in out.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+                let (byte, shift) = code_position(form.bits, lane, group * form.group + 4 * i);
+                let codes = [codes[byte], codes[byte + 1], codes[byte + 2], codes[byte + 3]];
+                *out = codes.map(|code| {
+                    let code = if form.bits == 4 { code >> shift & 15 } else { code };
+                    scale.wrapping_mul(code.into()).wrapping_add(offset)
+                });
+            }
+        }
+    }
+
+    /// What its numbers are multiplied with to be whole numbers times `2^exponent`.
+    pub(super) fn factors(&self, exponent: i32) -> Factors {
+        let power = |n: i32| 2.0f32.powi(n.clamp(-126, 127));
+        match self.packing() {
+            Packing::F32 | Packing::F16 | Packing::Bf16 => {
+                Factors { first: power(FLOAT_BITS), then: power(-FLOAT_BITS - exponent) }
+            }
+            _ => Factors { first: power(-exponent), then: 1.0 },
+        }
+    }
+}
+
+/// Powers of two that weights are multiplied with; those of floats are rounded between.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Factors {
+    pub(super) first: f32,
+    pub(super) then: f32,
+}
+
+/// What numbers of 16 bits are like.
+#[derive(Debug, Clone, Copy)]
+struct Numbers {
+    largest: f32,
+    /// Exponent of the lowest bit that any of them has.
+    lowest: i32,
+}
+
+impl Default for Numbers {
+    fn default() -> Self {
+        Self { largest: 0.0, lowest: i32::MAX }
+    }
+}
+
+impl Numbers {
+    fn add(&mut self, numbers: &[u8; 2 * LANES]) {
+        for bytes in numbers.as_chunks().0 {
+            let bits = u16::from_le_bytes(*bytes);
+            let (exponent, fraction) = (i32::from(bits >> 10 & 31), i32::from(bits & 1023));
+            let mantissa = if exponent == 0 { fraction } else { fraction | 1024 };
+            if mantissa != 0 {
+                self.lowest = self.lowest.min(exponent.max(1) - 25 + mantissa.trailing_zeros().cast_signed());
+                let magnitude = f16::from_bits(bits & 0x7fff).to_f32();
+                // Not a maximum, which overlooks what is no number.
+                self.largest = if magnitude <= self.largest { self.largest } else { magnitude };
+            }
+        }
+    }
+}
+
+/// A weight as a whole number times `2^-(24 + shift)`.
+fn float_whole(weight: f32, shift: i32) -> i32 {
+    ((weight * 2.0f32.powi(FLOAT_BITS)).round_ties_even() * 2.0f32.powi(shift)).round_ties_even() as i32
+}
+
+/// The exponent of a power of two, if it is one that can be computed with.
+fn exponent_of(unit: f32) -> Option<i32> {
+    let exponent = (unit.to_bits() >> 23).cast_signed() - 127;
+    (unit == 2.0f32.powi(exponent)).then_some(exponent).filter(|exponent| UNITS.contains(exponent))
+}
+
+fn bits_of(magnitude: u64) -> u32 {
+    u64::BITS - magnitude.leading_zeros()
+}

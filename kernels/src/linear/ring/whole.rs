@@ -1,0 +1,147 @@
+//! Weights as whole numbers, decoded in registers.
+//!
+//! ```text
+//! integers   code * scale + offset      each a whole number of at most 31 bits, and so are products of 8 and 11 bits in floats
+//! floats     round(value * 2^24) * 2^n
+//! ```
+
+use std::ops::Range;
+
+use super::form::Factors;
+use crate::{
+    activations::GROUP,
+    element::Element,
+    linear::{
+        pack::PackedMatrix,
+        values::{Bf16Pairs, Bits, Floats, HALF, Integers, Numbers, Values},
+    },
+    simd::{LANES, Simd},
+};
+
+/// How a packing's whole numbers are decoded.
+pub(super) trait Whole: Values {
+    /// Elements `4 step` to `4 step + 3` of half `H` of group `group`, whose numbers are `numbers`.
+    ///
+    /// # Safety
+    ///
+    /// As [`Values::four`].
+    unsafe fn four_whole<S: Simd, const H: usize>(
+        w: &PackedMatrix,
+        place: (usize, usize, usize),
+        numbers: [S::F; 2],
+        factors: Factors,
+    ) -> [S::I; 4];
+}
+
+impl<E: Element> Whole for Floats<E> {
+    #[inline(always)]
+    unsafe fn four_whole<S: Simd, const H: usize>(
+        w: &PackedMatrix,
+        (panel, group, step): (usize, usize, usize),
+        numbers: [S::F; 2],
+        factors: Factors,
+    ) -> [S::I; 4] {
+        // SAFETY: passed on.
+        let four = unsafe { Self::four::<S, H>(w, panel, group, step, numbers) };
+        [0, 1, 2, 3].map(|i| rounded::<S>(four[i], factors))
+    }
+}
+
+impl Whole for Bf16Pairs {
+    #[inline(always)]
+    unsafe fn four_whole<S: Simd, const H: usize>(
+        w: &PackedMatrix,
+        (panel, group, step): (usize, usize, usize),
+        numbers: [S::F; 2],
+        factors: Factors,
+    ) -> [S::I; 4] {
+        // SAFETY: passed on.
+        let four = unsafe { Self::four::<S, H>(w, panel, group, step, numbers) };
+        [0, 1, 2, 3].map(|i| rounded::<S>(four[i], factors))
+    }
+}
+
+impl<B: Bits, N: Numbers> Whole for Integers<B, N> {
+    #[inline(always)]
+    unsafe fn four_whole<S: Simd, const H: usize>(
+        w: &PackedMatrix,
+        (panel, group, step): (usize, usize, usize),
+        [scale, offset]: [S::F; 2],
+        factors: Factors,
+    ) -> [S::I; 4] {
+        // SAFETY: the caller's.
+        let codes = unsafe { B::step::<S, H>(w.panel(panel).add(group * B::GROUP_BYTES), step) };
+        let factor = S::splat(factors.first);
+        let scale = S::round(S::mul(scale, factor));
+        // A zero point times the scale as it was rounded.
+        let offset = match N::ZERO {
+            0 => S::mul(offset, factor),
+            zero => S::mul(scale, S::splat(-(zero as f32))),
+        };
+        let offset = S::to_i32(offset);
+        let whole = |code| S::add_i32(S::to_i32(S::mul(code, scale)), offset);
+        [
+            whole(S::byte::<0>(codes)),
+            whole(S::byte::<1>(codes)),
+            whole(S::byte::<2>(codes)),
+            whole(S::byte::<3>(codes)),
+        ]
+    }
+}
+
+/// Floats as whole numbers.
+#[inline(always)]
+fn rounded<S: Simd>(value: S::F, factors: Factors) -> S::I {
+    let whole = S::round(S::mul(value, S::splat(factors.first)));
+    S::to_i32(S::mul(whole, S::splat(factors.then)))
+}
+
+/// Decodes elements `depth` of the rows of `panel` to `[depth, LANES]` numbers. Stretches begin at groups.
+///
+/// # Safety
+///
+/// Panel and elements exist, and there is room at `to`.
+#[inline(always)]
+pub(super) unsafe fn decode<S: Simd, V: Whole>(
+    w: &PackedMatrix,
+    panel: usize,
+    depth: Range<usize>,
+    factors: Factors,
+    to: *mut i32,
+) {
+    debug_assert!(depth.start.is_multiple_of(GROUP));
+    // SAFETY: the caller's.
+    unsafe {
+        for group in depth.start / GROUP..depth.end / GROUP {
+            let to = to.add((group * GROUP - depth.start) * LANES);
+            half::<S, V, 0>(w, (panel, group), factors, to);
+            half::<S, V, 1>(w, (panel, group), factors, to.add(HALF * LANES));
+        }
+        for k in depth.end / GROUP * GROUP..depth.end {
+            let whole = rounded::<S>(V::one::<S>(w, panel, k), factors);
+            S::store_i32(to.add((k - depth.start) * LANES), whole);
+        }
+    }
+}
+
+/// # Safety
+///
+/// As of [`decode`].
+#[inline(always)]
+unsafe fn half<S: Simd, V: Whole, const H: usize>(
+    w: &PackedMatrix,
+    (panel, group): (usize, usize),
+    factors: Factors,
+    to: *mut i32,
+) {
+    // SAFETY: passed on.
+    unsafe {
+        let numbers = V::numbers::<S, H>(w, panel, group);
+        for step in 0..HALF / 4 {
+            let four = V::four_whole::<S, H>(w, (panel, group, step), numbers, factors);
+            for (i, whole) in four.into_iter().enumerate() {
+                S::store_i32(to.add((4 * step + i) * LANES), whole);
+            }
+        }
+    }
+}
