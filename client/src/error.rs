@@ -179,7 +179,9 @@ pub enum CallError {
         site: u32,
     },
     /// What is asked does not go together.
-    #[error("a call to site {site} does not go together ({reason}): client and executor must be of one version")]
+    #[error(
+        "a call to site {site} does not go together ({reason}): client and executor must be of one version"
+    )]
     Unsuited {
         /// Which site.
         site: u32,
@@ -201,7 +203,9 @@ pub enum CallError {
         site: String,
     },
     /// Two that should have the same weights do not.
-    #[error("the weights differ at {site}: both executors, and a model at hand, must be of one release of one model")]
+    #[error(
+        "the weights differ at {site}: both executors, and a model at hand, must be of one release of one model"
+    )]
     OtherWeights {
         /// Where first.
         site: String,
@@ -215,7 +219,9 @@ pub enum CallError {
         found: String,
     },
     /// Both shares would be in one hand.
-    #[error("both executors are one (instance {instance:016x}), which would see everything: name another with --second-executor")]
+    #[error(
+        "both executors are one (instance {instance:016x}), which would see everything: name another with --second-executor"
+    )]
     SameExecutor {
         /// Which one.
         instance: u64,

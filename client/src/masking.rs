@@ -159,15 +159,15 @@ impl Masking {
     /// # Errors
     /// The base cannot serve it, the operating system gives no randomness, or an executor is gone.
     pub fn prepare(
-        &self,
+        self,
         session: &mut Session,
         told: &mut dyn FnMut(usize, usize),
     ) -> Result<Box<dyn Mask>, CallError> {
         match self {
             Self::Off { path: Path::Ring } | Self::Shares(_) | Self::Pads(_) => self.exact(None, session),
-            Self::Off { path } => Ok(Box::new(Unmasked { path: *path })),
-            Self::Paper(settings) => Ok(Box::new(Paper::new(*settings, session, told)?)),
-            Self::Verified(masking, verifier) => masking.exact(Some(verifier), session),
+            Self::Off { path } => Ok(Box::new(Unmasked { path })),
+            Self::Paper(settings) => Ok(Box::new(Paper::new(settings, session, told)?)),
+            Self::Verified(masking, verifier) => masking.exact(Some(&verifier), session),
         }
     }
 

@@ -20,7 +20,9 @@ pub(crate) fn key() -> Result<Key, CallError> {
         match getrandom(&mut bytes[filled..], GetRandomFlags::empty()) {
             Ok(count) => filled += count,
             Err(rustix::io::Errno::INTR) => {}
-            Err(_) => return Err(CallError::Masking("the system gives no randomness: pads would be foreseeable")),
+            Err(_) => {
+                return Err(CallError::Masking("the system gives no randomness: pads would be foreseeable"));
+            }
         }
     }
     Ok(Key::new(&bytes))
@@ -31,7 +33,8 @@ pub(crate) fn key() -> Result<Key, CallError> {
 /// # Errors
 /// The operating system refuses.
 pub fn keep_memory_private() -> Result<(), CallError> {
-    let failed = |_| CallError::Masking("core dumps cannot be switched off: keys could be left behind on a disk");
+    let failed =
+        |_| CallError::Masking("core dumps cannot be switched off: keys could be left behind on a disk");
     setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) }).map_err(failed)?;
     set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(failed)
 }

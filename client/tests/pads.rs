@@ -91,10 +91,10 @@ fn a_process_that_ends_anywhere_loses_pads_and_uses_none_twice() {
 fn a_journal_that_was_torn_or_has_decayed_gives_up_what_may_have_been_burnt() {
     let directory = tempfile::tempdir().unwrap();
     let journal = directory.path().join("journal");
-    let mut pool = prepared(directory.path(), 600, &[Forward, Backward]);
+    let mut pool = prepared(directory.path(), 900, &[Forward, Backward]);
     let mut auditor = Auditor::default();
     auditor.used(&take(&mut pool, SITE, Forward, 40).unwrap());
-    for at in [0, 9, 100, 8 + 16 * 9 * 2] {
+    for at in [0, 9, 296] {
         // The next burn, whose pads are used; then its half of the journal decays.
         auditor.used(&take(&mut pool, SITE, Forward, 50).unwrap());
         auditor.used(&take(&mut pool, SITE, Backward, 7).unwrap());
@@ -121,7 +121,12 @@ fn pads_are_erased_before_they_are_used() {
     let pads = take(&mut pool, SITE, Forward, 4).unwrap();
     let after = fs::read(&file).unwrap();
     let pad_bytes = before.len() / 9;
-    assert!(before[..4 * pad_bytes].chunks(pad_bytes).zip(&pads).all(|(bytes, pad)| bytes[..32] == *pad.key().bytes()));
+    assert!(
+        before[..4 * pad_bytes]
+            .chunks(pad_bytes)
+            .zip(&pads)
+            .all(|(bytes, pad)| bytes[..32] == *pad.key().bytes())
+    );
     assert!(after[..4 * pad_bytes].iter().all(|&byte| byte == 0));
     assert_eq!(after[4 * pad_bytes..], before[4 * pad_bytes..]);
 }

@@ -6,20 +6,25 @@
 mod executor;
 mod support;
 
-use std::{path::Path, sync::Arc};
+use std::{path::Path, sync::Arc, time::Instant};
 
 use client::{
     error::CallError,
     generate::Task,
-    masking::{Direction, Mask, Masking, Place, shares::Second, verify::Verifier},
+    masking::{
+        Direction, Mask, Masking, Place,
+        pads::{Pads, maker::Maker, pool::Pool},
+        shares::Second,
+        verify::Verifier,
+    },
     session::Session,
     transport::{Connect, loopback::Loopback},
 };
 use executor::Curious;
-use model::sites::SiteId;
+use model::{site_model::SiteModel, sites::SiteId};
 use shmproto::layer::{Class, Dtype, Path as SitePath};
 use support::{
-    bits, golden,
+    bits, committed_executor, golden, real_model,
     ring::{Ringed, maker, pads, pool, ring_executor},
     sampling, settings, split_logits, split_over, tiny, tokens,
     training::{learn, remote_trainer},
@@ -57,8 +62,12 @@ fn prompts_and_answers_have_the_same_bits_in_every_exact_mode_and_those_of_the_l
             let vocabulary = model.config().vocab_size;
             let prompt = tokens(23, vocabulary);
             let logits = split_logits(&mut model, &prompt, None);
-            let task =
-                Task { prompt, sampling: sampling(vocabulary, 0.7, 5), max_tokens: 12, stop_tokens: Vec::new() };
+            let task = Task {
+                prompt,
+                sampling: sampling(vocabulary, 0.7, 5),
+                max_tokens: 12,
+                stop_tokens: Vec::new(),
+            };
             let found = (bits(&logits), support::generate(&mut model, &task, None).tokens);
             let expected = expected.get_or_insert_with(|| found.clone());
             assert!(found == *expected, "{name}, {}", masking.word());
@@ -72,6 +81,55 @@ fn prompts_and_answers_have_the_same_bits_in_every_exact_mode_and_those_of_the_l
                 assert!(far < 2e-5 * largest, "{name}: {far}");
             }
         }
+    }
+}
+
+#[test]
+fn an_executors_ring_path_is_the_one_that_is_written_down_for_these_tests() {
+    for name in MODELS {
+        let path = tiny(name);
+        let mut logits = [ring_executor(&path), committed_executor(&path)].map(|executor| {
+            let mut model = split_over(Box::new(executor), &path, OFF);
+            let prompt = tokens(19, model.config().vocab_size);
+            bits(&split_logits(&mut model, &prompt, None))
+        });
+        let [expected, found] = &mut logits;
+        assert!(found == expected, "{name}");
+    }
+}
+
+/// A copy of the model at `path` that is the client's own, committed to.
+fn own(path: &Path) -> SiteModel {
+    let mut own = SiteModel::open(path, &[]).unwrap();
+    own.commit();
+    own
+}
+
+#[test]
+fn the_real_model_says_the_same_with_shares_and_pads_that_are_checked_as_without() {
+    let (path, directory) = (real_model(), tempfile::tempdir().unwrap());
+    let executor = committed_executor(&path);
+    let verifier = Arc::new(Verifier::new(&mut own(&path), &mut |_, _| {}).unwrap());
+    let mut maker = Maker::new(Box::new(own(&path)), 1 << 30);
+    let mut pool = Pool::create(directory.path(), maker.commitment().unwrap(), &maker.shapes()).unwrap();
+    let begun = Instant::now();
+    maker.prepare(&mut pool, 40, &[Direction::Forward], &mut |_, _| {}).unwrap();
+    let (took, bytes) = (begun.elapsed().as_secs_f64(), pool.token_bytes(Direction::Forward));
+    println!("pads: {:.1} tokens a second, {bytes} bytes each", 40.0 / took);
+    let pads = Masking::Pads(Pads::new(pool, Some(maker)));
+    let second = shares(committed_executor(&path));
+    let checked = |masking| Masking::Verified(Box::new(masking), Arc::clone(&verifier));
+    let mut expected = None;
+    for masking in [OFF, checked(OFF), second.clone(), checked(second), pads.clone(), checked(pads)] {
+        let mut model = split_over(Box::new(executor.clone()), &path, masking.clone());
+        let vocabulary = model.config().vocab_size;
+        let prompt = tokens(15, vocabulary);
+        let task =
+            Task { prompt, sampling: sampling(vocabulary, 0.0, 1), max_tokens: 8, stop_tokens: Vec::new() };
+        let begun = Instant::now();
+        let found = support::generate(&mut model, &task, None).tokens;
+        println!("{masking:?}: {:.2} s for 15 + 8 tokens", begun.elapsed().as_secs_f64());
+        assert_eq!(found, *expected.get_or_insert_with(|| found.clone()), "{masking:?}");
     }
 }
 
@@ -102,7 +160,7 @@ struct Scene {
 impl Scene {
     fn new(connector: impl Connect + 'static, masking: &Masking) -> Self {
         let mut session = Session::open(Box::new(connector), settings()).unwrap();
-        let mask = masking.prepare(&mut session, &mut |_, _| {}).unwrap();
+        let mask = masking.clone().prepare(&mut session, &mut |_, _| {}).unwrap();
         Self { session, mask }
     }
 
@@ -123,7 +181,7 @@ impl Scene {
 
 fn refused(connector: impl Connect + 'static, masking: &Masking) -> CallError {
     let mut session = Session::open(Box::new(connector), settings()).unwrap();
-    masking.prepare(&mut session, &mut |_, _| {}).unwrap_err()
+    masking.clone().prepare(&mut session, &mut |_, _| {}).unwrap_err()
 }
 
 /// Executors whose `n`th answer, and every later one, is `wrong`.
@@ -191,7 +249,7 @@ fn executors_that_are_one_or_have_other_weights_are_refused() {
     assert!(matches!(&error, CallError::OtherWeights { site } if site == "site 5 (layer 1 o)"), "{error}");
     assert!(matches!(refused(other.clone(), &verified(&path, OFF)), CallError::OtherWeights { .. }));
     let directory = tempfile::tempdir().unwrap();
-    let of_another = Masking::Pads(client::masking::pads::Pads::new(pool(&path, directory.path()), None));
+    let of_another = Masking::Pads(Pads::new(pool(&path, directory.path()), None));
     assert!(matches!(refused(other, &of_another), CallError::Pads(_)));
 }
 
@@ -232,7 +290,10 @@ fn neither_executor_sees_a_row_and_equal_rows_look_different() {
         let (mut counts, mut seen) = ([0_u32; 256], std::collections::BTreeSet::new());
         for row in sent.iter() {
             assert!(seen.insert(bits(row)), "{}: a row was seen before", masking.word());
-            bits(row).iter().flat_map(|word| word.to_le_bytes()).for_each(|byte| counts[usize::from(byte)] += 1);
+            bits(row)
+                .iter()
+                .flat_map(|word| word.to_le_bytes())
+                .for_each(|byte| counts[usize::from(byte)] += 1);
         }
         let total: u32 = counts.iter().sum();
         let wanted = f64::from(total) / 256.0;
@@ -248,7 +309,7 @@ fn pads_of_another_machine_run_out_and_are_never_passed_by() {
     let mut pool = pool(&path, directory.path());
     maker(&path, 1 << 30).prepare(&mut pool, 5, &[Direction::Forward], &mut |_, _| {}).unwrap();
     let curious = Curious::new(ring_executor(&path), [SiteId(0)]);
-    let masking = Masking::Pads(client::masking::pads::Pads::new(pool, None));
+    let masking = Masking::Pads(Pads::new(pool, None));
     let mut scene = Scene::new(curious.clone(), &masking);
     assert!(scene.call(0, Direction::Forward, 3).is_ok());
     let error = scene.call(0, Direction::Forward, 3).unwrap_err();

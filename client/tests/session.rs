@@ -322,7 +322,10 @@ fn masking_is_refused_where_a_site_rounds_and_where_the_wire_would() {
     let executor = Scripted::new(&[], &[]);
     executor.0.lock().unwrap().paths = 0b001;
     let mut session = executor.session().unwrap();
-    assert!(matches!(paper.prepare(&mut session, &mut |_, _| {}), Err(CallError::Nonlinear { site: 0 })));
+    assert!(matches!(
+        paper.clone().prepare(&mut session, &mut |_, _| {}),
+        Err(CallError::Nonlinear { site: 0 })
+    ));
     executor.0.lock().unwrap().paths = 0b011;
     let mut session = executor.session_with(Settings { dtype: Dtype::Bf16, ..settings() }).unwrap();
     assert!(matches!(paper.prepare(&mut session, &mut |_, _| {}), Err(CallError::Masking(_))));

@@ -6,8 +6,9 @@ use shmproto::{
     channel::{ClientChannel, ExecutorChannel, Geometry, Violation},
     codec::Wire,
     layer::{
-        CallHeader, HEADER_BYTES, ReplyHeader, Status,
+        CallHeader, Dtype, HEADER_BYTES, ReplyHeader, Source, Status,
         control::{Catalog, FromLayers, ToLayers},
+        draw::{DRAW_WORDS, Draw},
     },
     region::{Access, Region},
     zmtp::{Accepts, Event, Limits, Server},
@@ -101,7 +102,14 @@ fn serve(executor: &mut ExecutorChannel) -> Result<(), Violation> {
     let mut rows = [0.0; 16];
     for _ in 0..GEOMETRY.depth {
         let Some(call) = executor.take()? else { break };
-        executor.read_rows(call.input, call.dtype, &mut rows)?;
+        match call.source {
+            Source::Rows => executor.read_rows(call.input, call.dtype, &mut rows)?,
+            Source::Draw => {
+                let mut words = [0.0; DRAW_WORDS];
+                executor.read_rows(call.input, Dtype::F32, &mut words)?;
+                Draw::from_words(&words).fill(call.rows.into(), 8, &mut rows);
+            }
+        }
         executor.write_rows(call.output, call.dtype, &rows)?;
         executor.reply(&ReplyHeader::refusal(&call, Status::Done, 0))?;
     }

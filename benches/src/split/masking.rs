@@ -29,10 +29,10 @@ pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
     let executor = Executor::start(config, cores.numbers(), Policy::Opportunistic)?;
     let paper = Masking::Paper(PaperSettings::default());
     let decoder = |masking: Masking| {
-        let begun = Instant::now();
-        let session = executor.session(Way::Tls, masking.word(), None)?;
+        let (begun, word) = (Instant::now(), masking.word());
+        let session = executor.session(Way::Tls, word, None)?;
         let decoder = Decoder::new(&config.model, session, masking)?;
-        eprintln!("holobiont-bench: {}: ready after {:.2} s", masking.word(), begun.elapsed().as_secs_f64());
+        eprintln!("holobiont-bench: {}: ready after {:.2} s", word, begun.elapsed().as_secs_f64());
         anyhow::Ok(contestant(decoder))
     };
     let [paper, linear, fast] =

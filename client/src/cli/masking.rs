@@ -91,7 +91,12 @@ impl ProtectionArguments {
     ///
     /// # Errors
     /// What was said has no meaning in this mode (it is not ignored where it would have protected), or what it takes is not there.
-    pub fn protection(&self, path: Path, rent: &RentArguments, terminal: Terminal) -> Result<Masking, CliError> {
+    pub fn protection(
+        &self,
+        path: Path,
+        rent: &RentArguments,
+        terminal: Terminal,
+    ) -> Result<Masking, CliError> {
         self.check_flags()?;
         let masking = match self.masking {
             MaskingMode::Off => Masking::Off { path },
@@ -151,7 +156,9 @@ impl ProtectionArguments {
 
     fn second(&self, rent: &RentArguments) -> Result<Second, CliError> {
         let missing = || {
-            CliError::Usage("--masking shares takes two executors: say --second-executor ADDR as well".to_owned())
+            CliError::Usage(
+                "--masking shares takes two executors: say --second-executor ADDR as well".to_owned(),
+            )
         };
         let address = self.second_executor.as_deref().ok_or_else(missing)?;
         rent.connect.second(address, self.second_api_key_file.as_deref())

@@ -45,8 +45,14 @@ const ALL: [Words; 4] = [
         mode: MaskingMode::Shares,
         worth: "secrecy, as long as the two operators do not put together what they saw; then they see what `off` shows",
         sees: &[
-            ("the first executor", "numbers that are uniform whatever your activations are: nothing about them"),
-            ("the second executor", "a random key, and how many rows are made from it: nothing about activations"),
+            (
+                "the first executor",
+                "numbers that are uniform whatever your activations are: nothing about them",
+            ),
+            (
+                "the second executor",
+                "a random key, and how many rows are made from it: nothing about activations",
+            ),
             ("both together", "every activation and every gradient, as with `off`"),
         ],
     },
@@ -81,7 +87,8 @@ pub(super) fn run(arguments: &Arguments, terminal: Terminal) -> Result<(), CliEr
     let modes = ALL.iter().filter(|words| arguments.masking.is_none_or(|mode| mode == words.mode));
     if terminal.format == Format::Json {
         let mode = |words: &Words| {
-            let sees: Vec<_> = words.sees.iter().map(|(who, what)| json!({ "who": who, "sees": what })).collect();
+            let sees: Vec<_> =
+                words.sees.iter().map(|(who, what)| json!({ "who": who, "sees": what })).collect();
             json!({ "masking": words.mode.word(), "worth": words.worth, "parties": sees })
         };
         let modes: Vec<_> = modes.map(mode).collect();

@@ -6,12 +6,13 @@
 //! # Layout
 //!
 //! - this file: the route
-//! - [`pool`]: pads on a disk; `file`: those of a site; `journal`: which of them are gone
+//! - [`pool`]: pads on a disk; `file`: those of a site; `journal`: which of them are gone; `manifest`: of which weights they are
 //! - [`maker`]: how they are made
 
 mod file;
 mod journal;
 pub mod maker;
+mod manifest;
 pub mod pool;
 
 use std::{

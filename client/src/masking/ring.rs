@@ -70,7 +70,10 @@ pub(super) struct Ring {
 impl fmt::Debug for Ring {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let is_verified = self.verifying.is_some();
-        f.debug_struct("Ring").field("route", &self.route).field("verified", &is_verified).finish_non_exhaustive()
+        f.debug_struct("Ring")
+            .field("route", &self.route)
+            .field("verified", &is_verified)
+            .finish_non_exhaustive()
     }
 }
 
@@ -88,7 +91,14 @@ impl Ring {
     }
 
     /// Fills `self.x` with the whole numbers of `rows`.
-    fn to_whole(&mut self, place: Place, width: usize, bits: u32, rows: &[f32], of: &Session) -> Result<(), CallError> {
+    fn to_whole(
+        &mut self,
+        place: Place,
+        width: usize,
+        bits: u32,
+        rows: &[f32],
+        of: &Session,
+    ) -> Result<(), CallError> {
         self.x.resize(rows.len(), 0);
         self.exponents.clear();
         for (number, (row, whole)) in rows.chunks(width).zip(self.x.chunks_mut(width)).enumerate() {
@@ -101,7 +111,12 @@ impl Ring {
     }
 
     /// What is added to the answers of a site, of so many outputs.
-    fn bias(&mut self, session: &mut Session, place: Place, outputs: usize) -> Result<Option<&[f32]>, CallError> {
+    fn bias(
+        &mut self,
+        session: &mut Session,
+        place: Place,
+        outputs: usize,
+    ) -> Result<Option<&[f32]>, CallError> {
         if place.direction == Direction::Backward {
             return Ok(None);
         }
@@ -164,7 +179,11 @@ impl Mask for Ring {
         let (input, output) = (input / 2, output / 2);
         let (count, site) = (rows.len() / input, place.site.0);
         if !rows.len().is_multiple_of(input) || count.checked_mul(output) != Some(out.len()) {
-            return Err(CallError::Shape { site, rows: count, reason: "widths of the rows are not the site's" });
+            return Err(CallError::Shape {
+                site,
+                rows: count,
+                reason: "widths of the rows are not the site's",
+            });
         }
         let no_ring = || CallError::NoRing { site };
         let offer = session.catalog().sites[site as usize].ring.ok_or_else(no_ring)?;
@@ -175,7 +194,8 @@ impl Mask for Ring {
         if let Some(verifying) = &self.verifying {
             verifying.check(place, &self.x, &self.y)?;
         }
-        for ((row, whole), exponent) in out.chunks_mut(output).zip(self.y.chunks(output)).zip(&self.exponents) {
+        for ((row, whole), exponent) in out.chunks_mut(output).zip(self.y.chunks(output)).zip(&self.exponents)
+        {
             fixed_point::from_whole(whole, exponent.saturating_add(offer.weight_exponent), row);
         }
         if let Some(bias) = self.bias(session, place, output)? {

@@ -98,8 +98,7 @@ impl Shares {
         let mut meanwhile = || {
             first = Some(session.attempt(first_trial, words(masked), words_mut(out), &mut || {}));
         };
-        let answered =
-            second.attempt(second_trial, &*draw.to_words(), words_mut(effect), &mut meanwhile)?;
+        let answered = second.attempt(second_trial, &*draw.to_words(), words_mut(effect), &mut meanwhile)?;
         Ok(first.transpose()? == Some(true) && answered)
     }
 }

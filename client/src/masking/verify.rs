@@ -224,7 +224,8 @@ mod tests {
     const WEIGHTS: [[i64; 2]; 3] = [[5, -7], [1 << 30, 2], [-3, 0]];
 
     fn check() -> Check {
-        let secret: Vec<u64> = (1..=CHECKS as u64 * 3).map(|number| number * 77_777_777 % 1_000_003).collect();
+        let secret: Vec<u64> =
+            (1..=CHECKS as u64 * 3).map(|number| number * 77_777_777 % 1_000_003).collect();
         let effect = secret.chunks(3).flat_map(|s| {
             let column = |at: usize| (0..3).map(|row| s[row].cast_signed() * WEIGHTS[row][at]).sum::<i64>();
             [column(0), column(1)].map(i64::cast_unsigned)

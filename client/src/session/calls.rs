@@ -4,8 +4,7 @@ use std::time::{Duration, Instant};
 
 use model::sites::SiteId;
 use shmproto::layer::{
-    CallHeader, Class, Dtype, MAX_ROWS, Op, Path, ReplyHeader, Source, Status,
-    control::Site,
+    CallHeader, Class, Dtype, MAX_ROWS, Op, Path, ReplyHeader, Source, Status, control::Site,
 };
 
 use super::{Session, Settings, patience::Patience};
@@ -72,7 +71,11 @@ impl Session {
         let Some(site) = self.catalog.sites.get(ask.site.0 as usize) else { return Err(unknown) };
         if !has_path(site, ask.path) {
             let site = ask.site.0;
-            return Err(if ask.path == Path::Ring { CallError::NoRing { site } } else { CallError::Nonlinear { site } });
+            return Err(if ask.path == Path::Ring {
+                CallError::NoRing { site }
+            } else {
+                CallError::Nonlinear { site }
+            });
         }
         let outputs = match ask.part {
             None => site.parts.iter().map(|part| part.rows as usize).sum(),
@@ -213,7 +216,9 @@ impl Trial {
         match path {
             Path::Ring if op == Op::Forward => return unsuited("a bias is no ring element"),
             Path::Ring if dtype != Dtype::F32 => return unsuited("bf16 would round what is exact: use f32"),
-            Path::Fast | Path::Linear if source == Source::Draw => return unsuited("only the ring path has draws"),
+            Path::Fast | Path::Linear if source == Source::Draw => {
+                return unsuited("only the ring path has draws");
+            }
             _ => {}
         }
         let rows = u32::try_from(rows).unwrap_or(MAX_ROWS);

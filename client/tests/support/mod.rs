@@ -76,6 +76,14 @@ pub fn executor(path: &Path) -> Loopback {
     Loopback::new(Box::new(base), &catalog, Vec::new())
 }
 
+/// The same, with the ring path that its weights have.
+pub fn committed_executor(path: &Path) -> Loopback {
+    let (mut base, is_exact) = resident(path);
+    base.commit();
+    let catalog = catalog(&base, base.sites(), is_exact);
+    Loopback::new(Box::new(base), &catalog, Vec::new())
+}
+
 /// An executor in this process that serves the model file at `path`, and gives out what a client needs of it.
 pub fn giving_executor(path: &Path) -> Loopback {
     let (base, is_exact) = resident(path);

@@ -99,7 +99,8 @@ fn integers(base: &mut ResidentModel, number: SiteId, site: &Site) -> Vec<i64> {
     let mut weights = vec![0; columns * outputs];
     for (column, row) in seen.chunks(outputs).enumerate() {
         for (output, &weight) in row.iter().enumerate() {
-            weights[output * columns + column] = (f64::from(weight) * f64::from(1 << 24)).round_ties_even() as i64;
+            weights[output * columns + column] =
+                (f64::from(weight) * f64::from(1 << 24)).round_ties_even() as i64;
         }
     }
     weights
@@ -142,14 +143,18 @@ impl EvaluateSites for Ringed {
             for g in x.chunks(outputs) {
                 let mut row = vec![0_u64; columns];
                 for (g, weights) in g.iter().zip(weights.chunks(columns)) {
-                    row.iter_mut().zip(weights).for_each(|(y, w)| *y = y.wrapping_add(g.wrapping_mul(*w as u64)));
+                    row.iter_mut()
+                        .zip(weights)
+                        .for_each(|(y, w)| *y = y.wrapping_add(g.wrapping_mul(*w as u64)));
                 }
                 answers.extend(row);
             }
         } else {
             for x in x.chunks(columns) {
                 answers.extend(weights.chunks(columns).map(|weights| {
-                    x.iter().zip(weights).fold(0_u64, |sum, (x, w)| sum.wrapping_add(x.wrapping_mul(*w as u64)))
+                    x.iter()
+                        .zip(weights)
+                        .fold(0_u64, |sum, (x, w)| sum.wrapping_add(x.wrapping_mul(*w as u64)))
                 }));
             }
         }

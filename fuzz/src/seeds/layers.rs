@@ -229,6 +229,8 @@ pub(super) fn channels() -> Vec<Seed> {
     let mut make = Maker::new("channel");
     make.valid("a call", region(1, &[call()]));
     make.valid("four calls", region(4, &[call(); 4]));
+    let drawn = CallHeader { op: Op::Backward, path: Path::Ring, source: Source::Draw, ..call() };
+    make.valid("a draw of rows that the executor makes", region(1, &[drawn]));
     make.refused("2^32 - 1 calls", COUNTS, region(u32::MAX, &[call()]), "close the channel");
     make.refused("a call more than there are places", COUNTS, region(5, &[call(); 4]), "close the channel");
     make.refused("a call that was not written", FORMAT, region(1, &[]), "begins with");

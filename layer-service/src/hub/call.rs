@@ -175,7 +175,19 @@ mod tests {
     fn header(op: Op, path: Path, part: Option<u8>) -> CallHeader {
         let (class, dtype) = (Class::Training, Dtype::F32);
         let source = Source::Rows;
-        CallHeader { op, path, class, dtype, site: 0, part, source, sequence: 1, rows: 3, input: 0, output: 0 }
+        CallHeader {
+            op,
+            path,
+            class,
+            dtype,
+            site: 0,
+            part,
+            source,
+            sequence: 1,
+            rows: 3,
+            input: 0,
+            output: 0,
+        }
     }
 
     #[test]
@@ -212,7 +224,8 @@ mod tests {
         let ring = RingSite { weight_exponent: -8, l1: [9; 2], commitment: [0; 32] };
         let with = Site { ring: Some(ring), ..site(true) };
         let asked = |site: &Site, header| {
-            Asked::by(&header, std::slice::from_ref(site), 10).map(|asked| (asked.call.path, asked.input, asked.output))
+            Asked::by(&header, std::slice::from_ref(site), 10)
+                .map(|asked| (asked.call.path, asked.input, asked.output))
         };
         let plain = header(Op::ForwardNoBias, Path::Ring, None);
         assert_eq!(asked(&with, plain), Ok((SitePath::Ring, 8, 20)));

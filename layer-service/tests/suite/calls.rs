@@ -13,7 +13,7 @@ use layer_service::{
     hub::Hub,
     inbox::{Payload, Replies, Reply, inbox},
     policy::LONGEST_WAIT,
-    registry::{Base, Maskable, MAX_CALLS, Registry, Session},
+    registry::{Base, MAX_CALLS, Maskable, Registry, Session},
     settings::{LayerSettings, Policy, Quotas},
 };
 use model::{
@@ -460,7 +460,16 @@ impl Doubling {
     fn new() -> Self {
         let part = SitePart { name: "double".to_owned(), rows: 64, has_bias: false };
         Self {
-            sites: vec![Site { columns: 64, parts: vec![part], fast_is_linear: false, rounding: None, ring: None }; 2],
+            sites: vec![
+                Site {
+                    columns: 64,
+                    parts: vec![part],
+                    fast_is_linear: false,
+                    rounding: None,
+                    ring: None
+                };
+                2
+            ],
         }
     }
 }

@@ -20,8 +20,13 @@ impl Tripling {
     fn new() -> Self {
         let part = SitePart { name: "triple".to_owned(), rows: WIDTH, has_bias: false };
         let ring = RingSite { weight_exponent: 0, l1: [3; 2], commitment: [1; 32] };
-        let site =
-            Site { columns: WIDTH, parts: vec![part], fast_is_linear: true, rounding: None, ring: Some(ring) };
+        let site = Site {
+            columns: WIDTH,
+            parts: vec![part],
+            fast_is_linear: true,
+            rounding: None,
+            ring: Some(ring),
+        };
         Self(vec![site.clone(), Site { ring: None, ..site }])
     }
 }
@@ -130,8 +135,7 @@ fn what_does_not_go_together_is_refused_and_the_session_goes_on() {
 #[test]
 fn a_draw_of_another_length_and_one_of_more_rows_than_may_wait_are_refused() {
     let quotas = Quotas { tenant_rows: 10, ..Quotas::default() };
-    let mut rig =
-        Rig::over(Box::new(Tripling::new()), LayerSettings { quotas, ..LayerSettings::default() });
+    let mut rig = Rig::over(Box::new(Tripling::new()), LayerSettings { quotas, ..LayerSettings::default() });
     let (session, mut answers) = rig.remote(0, 8);
     let mut refused = |header: CallHeader, words: &[f32]| {
         session.call(header, payload(&session, &header, words)).unwrap();
@@ -140,7 +144,11 @@ fn a_draw_of_another_length_and_one_of_more_rows_than_may_wait_are_refused() {
     };
     let words = draw().to_words();
     assert_eq!(refused(drawn(far(1, 1)), &words[1..]), Status::Shape);
-    assert_eq!(refused(drawn(far(2, 1)), &[0.0; 2 * WIDTH]), Status::Shape, "rows where a draw was said to be");
+    assert_eq!(
+        refused(drawn(far(2, 1)), &[0.0; 2 * WIDTH]),
+        Status::Shape,
+        "rows where a draw was said to be"
+    );
     assert_eq!(refused(CallHeader { source: Source::Rows, ..drawn(far(3, 1)) }, &*words), Status::Shape);
     assert_eq!(refused(drawn(far(4, 11)), &*words), Status::Shape);
     assert_eq!(refused(drawn(far(5, 10)), &*words), Status::Done);

@@ -106,7 +106,7 @@ fn call(error: CallError) -> TunerError {
 
 impl Common {
     fn lane(&self, mut session: Session, cores: &[usize]) -> Result<Lane<RemoteLayers>, TunerError> {
-        let mask = self.masking.prepare(&mut session, &mut |_, _| {}).map_err(call)?;
+        let mask = self.masking.clone().prepare(&mut session, &mut |_, _| {}).map_err(call)?;
         let layers = RemoteLayers::new(session, mask, &self.base, self.embedding.clone());
         let mut layers = layers.map_err(call)?;
         layers.set_class(Class::Training);

@@ -90,7 +90,8 @@ impl PadFile {
         }
         self.erase(number * pad_bytes, pad_bytes)?;
         let (key, effect) = body.split_at(KEY_BYTES);
-        let key = <&[u8; KEY_BYTES]>::try_from(key).map_err(|_| PoolError::corrupt(&self.path, "a pad without a key"))?;
+        let key = <&[u8; KEY_BYTES]>::try_from(key)
+            .map_err(|_| PoolError::corrupt(&self.path, "a pad without a key"))?;
         let effect = effect.as_chunks::<8>().0.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect();
         Ok(Pad::new(Key::new(key), effect))
     }

@@ -114,6 +114,7 @@ fn read(file: &File, slot: u64, files: usize) -> Option<(u64, Vec<Mark>)> {
     }
     let (&generation, marks) = body.as_chunks::<8>().0.split_first()?;
     let marks = marks.as_chunks::<2>().0.iter();
-    let marks = marks.map(|&[burnt, made]| Mark { burnt: u64::from_le_bytes(burnt), made: u64::from_le_bytes(made) });
+    let marks =
+        marks.map(|&[burnt, made]| Mark { burnt: u64::from_le_bytes(burnt), made: u64::from_le_bytes(made) });
     Some((u64::from_le_bytes(generation), marks.collect()))
 }

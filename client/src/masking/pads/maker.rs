@@ -85,7 +85,9 @@ impl Maker {
         while done < tokens {
             // All sites in step: a pool whose making is interrupted serves as many tokens as it says.
             let rows = CHUNK_ROWS.min(tokens - done);
-            for (site, &direction) in (0..pool.shapes().len()).flat_map(|site| directions.iter().map(move |d| (site, d))) {
+            for (site, &direction) in
+                (0..pool.shapes().len()).flat_map(|site| directions.iter().map(move |d| (site, d)))
+            {
                 let site = SiteId(u32::try_from(site).unwrap_or(u32::MAX));
                 self.add(pool, site, direction, rows)?;
             }
@@ -108,7 +110,13 @@ impl Maker {
         Ok(pool.publish()?)
     }
 
-    fn add(&mut self, pool: &mut Pool, site: SiteId, direction: Direction, rows: u64) -> Result<(), CallError> {
+    fn add(
+        &mut self,
+        pool: &mut Pool,
+        site: SiteId,
+        direction: Direction,
+        rows: u64,
+    ) -> Result<(), CallError> {
         let Some(shape) = pool.shapes().get(site.0 as usize) else {
             return Err(CallError::UnknownSite { site: site.0 });
         };

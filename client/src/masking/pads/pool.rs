@@ -1,7 +1,7 @@
 //! Pads on a disk, each of which is used once or never.
 //!
 //! ```text
-//! manifest            magic | version | sites | commitment of the weights | identity of the journal | random | BLAKE3
+//! manifest            of which weights its pads are
 //! journal             which pads there are, and which are gone
 //! 00012.forward       pads of site 12; `.backward` those of gradients
 //! ```
@@ -25,18 +25,9 @@ use zeroize::Zeroize as _;
 use super::{
     file::PadFile,
     journal::{BURN_PADS, Journal, Mark},
+    manifest::Manifest,
 };
 use crate::masking::Direction;
-
-/// Begins a manifest; the last letter is the version.
-const MAGIC: &[u8; 8] = b"HOLOPAD1";
-
-/// Most sites of a pool.
-const MAX_SITES: usize = 1 << 16;
-
-/// Bytes of a manifest before its sites, and behind them.
-const HEAD_BYTES: usize = 8 + 8 + 32 + 8 + 32;
-const HASH_BYTES: usize = 32;
 
 /// Why there is no pad.
 #[derive(Debug, thiserror::Error)]
@@ -95,7 +86,9 @@ pub enum PoolError {
         wanted: u64,
     },
     /// More would be kept than may be.
-    #[error("pads for {tokens} tokens take {wanted} bytes, and {left} are left of --pad-bytes: {fit} tokens would fit")]
+    #[error(
+        "pads for {tokens} tokens take {wanted} bytes, and {left} are left of --pad-bytes: {fit} tokens would fit"
+    )]
     Budget {
         /// Of so many tokens.
         tokens: u64,
@@ -206,7 +199,11 @@ impl Pool {
             // What a process left behind that died here: it has no pad yet.
             let _ = fs::remove_file(path.join("journal"));
             let journal = Journal::create(&path.join("journal"), 2 * shapes.len())?;
-            write_manifest(path, commitment, shapes, &journal)?;
+            let identity = journal.identity().map_err(|source| PoolError::io(path, source))?;
+            let random =
+                crate::secrets::key().map_err(|error| PoolError::io(path, io::Error::other(error)))?;
+            let shapes = shapes.to_vec();
+            Manifest { commitment, identity, random: *random.bytes(), shapes }.write(path)?;
         }
         let pool = Self::with(path, lock)?;
         pool.expect(&commitment)?;
@@ -225,7 +222,7 @@ impl Pool {
     }
 
     fn with(path: &Path, lock: File) -> Result<Self, PoolError> {
-        let Manifest { commitment, identity, random, shapes } = read_manifest(path)?;
+        let Manifest { commitment, identity, random, shapes } = Manifest::read(path)?;
         let journal = Journal::open(&path.join("journal"), 2 * shapes.len())?;
         let found = journal.identity().map_err(|source| PoolError::io(path, source))?;
         if found != identity {
@@ -299,7 +296,11 @@ impl Pool {
         let left = self.left(site, direction);
         let Some(at) = self.index(site, direction).filter(|_| left >= rows) else {
             let name = crate::masking::site_name(site, self.shapes.len());
-            return Err(PoolError::Empty { site: format!("{name}, {}", word(direction)), left, wanted: rows });
+            return Err(PoolError::Empty {
+                site: format!("{name}, {}", word(direction)),
+                left,
+                wanted: rows,
+            });
         };
         for _ in 0..rows {
             let number = self.next[at];
@@ -371,67 +372,4 @@ fn lock(path: &Path) -> Result<File, PoolError> {
         Err(rustix::io::Errno::WOULDBLOCK) => Err(PoolError::Held { path: path.to_owned() }),
         Err(errno) => Err(PoolError::io(&name, errno.into())),
     }
-}
-
-struct Manifest {
-    commitment: [u8; 32],
-    identity: u64,
-    random: [u8; 32],
-    shapes: Vec<Shape>,
-}
-
-fn write_manifest(
-    path: &Path,
-    commitment: [u8; 32],
-    shapes: &[Shape],
-    journal: &Journal,
-) -> Result<(), PoolError> {
-    let name = path.join("manifest");
-    let failed = |source| PoolError::io(&name, source);
-    let random = crate::secrets::key().map_err(|error| failed(io::Error::other(error)))?;
-    let mut bytes = MAGIC.to_vec();
-    bytes.extend((shapes.len() as u64).to_le_bytes());
-    bytes.extend(commitment);
-    bytes.extend(journal.identity().map_err(failed)?.to_le_bytes());
-    bytes.extend(random.bytes());
-    for Shape { columns, outputs } in shapes {
-        bytes.extend(columns.to_le_bytes());
-        bytes.extend(outputs.to_le_bytes());
-    }
-    bytes.extend(blake3::hash(&bytes).as_bytes());
-    // Whole or not at all.
-    let begun = path.join("manifest.new");
-    let written = fs::write(&begun, &bytes).and_then(|()| File::open(&begun)?.sync_all());
-    let named = written.and_then(|()| fs::rename(&begun, &name));
-    named.and_then(|()| File::open(path)?.sync_all()).map_err(failed)
-}
-
-fn read_manifest(path: &Path) -> Result<Manifest, PoolError> {
-    let name = path.join("manifest");
-    let failed = |source| PoolError::io(&name, source);
-    let most = HEAD_BYTES + 8 * MAX_SITES + HASH_BYTES;
-    if fs::metadata(&name).map_err(failed)?.len() > most as u64 {
-        return Err(PoolError::corrupt(&name, "it is too long"));
-    }
-    let bytes = fs::read(&name).map_err(failed)?;
-    manifest(&bytes).ok_or_else(|| PoolError::corrupt(&name, "it does not fit its hash"))
-}
-
-fn manifest(bytes: &[u8]) -> Option<Manifest> {
-    let (body, hash) = bytes.split_last_chunk::<HASH_BYTES>()?;
-    if blake3::hash(body).as_bytes() != hash {
-        return None;
-    }
-    let (magic, rest) = body.split_first_chunk::<8>()?;
-    let (sites, rest) = rest.split_first_chunk::<8>()?;
-    let (&commitment, rest) = rest.split_first_chunk::<32>()?;
-    let (identity, rest) = rest.split_first_chunk::<8>()?;
-    let (&random, shapes) = rest.split_first_chunk::<32>()?;
-    let whole = |&[columns, outputs]: &[[u8; 4]; 2]| Shape {
-        columns: u32::from_le_bytes(columns),
-        outputs: u32::from_le_bytes(outputs),
-    };
-    let shapes: Vec<Shape> = shapes.as_chunks::<4>().0.as_chunks::<2>().0.iter().map(whole).collect();
-    let is_whole = magic == MAGIC && u64::from_le_bytes(*sites) == shapes.len() as u64;
-    is_whole.then_some(Manifest { commitment, identity: u64::from_le_bytes(*identity), random, shapes })
 }

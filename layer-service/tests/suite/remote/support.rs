@@ -62,7 +62,13 @@ struct Tripling(Vec<Site>);
 impl Tripling {
     fn new() -> Self {
         let part = SitePart { name: "triple".into(), rows: WIDTH, has_bias: false };
-        Self(vec![Site { columns: WIDTH, parts: vec![part], fast_is_linear: true, rounding: None, ring: None }])
+        Self(vec![Site {
+            columns: WIDTH,
+            parts: vec![part],
+            fast_is_linear: true,
+            rounding: None,
+            ring: None,
+        }])
     }
 }
 
@@ -216,8 +222,11 @@ impl House {
         };
         let blobs = CatalogAlone(catalog().to_bytes());
         let (sender, incoming) = inbox();
-        let base =
-            Base { instance: 1, catalog_bytes: blobs.catalog_bytes(), maskable: Maskable { linear: true, ring: true } };
+        let base = Base {
+            instance: 1,
+            catalog_bytes: blobs.catalog_bytes(),
+            maskable: Maskable { linear: true, ring: true },
+        };
         let registry = Registry::new(quotas, base, sender, Account::default());
         let parts = Parts {
             registry: registry.clone(),

@@ -1,0 +1,88 @@
+//! Of which weights the pads of a pool are, and which journal is theirs.
+//!
+//! ```text
+//! magic [u8; 8] | sites u64 | commitment of the weights [u8; 32] | identity of the journal u64 | random [u8; 32] |
+//! for each site: columns u32, outputs u32 | BLAKE3 of all before [u8; 32]
+//! ```
+
+use std::{
+    fs::{self, File},
+    path::Path,
+};
+
+use super::pool::{PoolError, Shape};
+
+/// Begins a manifest; the last letter is the version.
+const MAGIC: &[u8; 8] = b"HOLOPAD1";
+
+/// Most sites of a pool.
+const MAX_SITES: usize = 1 << 16;
+
+/// Bytes of a manifest before its sites, and behind them.
+const HEAD_BYTES: usize = 8 + 8 + 32 + 8 + 32;
+const HASH_BYTES: usize = 32;
+
+/// What is known of a pool.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Manifest {
+    /// Of the weights.
+    pub(super) commitment: [u8; 32],
+    /// Of the journal.
+    pub(super) identity: u64,
+    /// Tells the pool from all others.
+    pub(super) random: [u8; 32],
+    /// Of the sites.
+    pub(super) shapes: Vec<Shape>,
+}
+
+impl Manifest {
+    /// Writes it into the directory of a pool: whole or not at all.
+    pub(super) fn write(&self, path: &Path) -> Result<(), PoolError> {
+        let name = path.join("manifest");
+        let mut bytes = MAGIC.to_vec();
+        bytes.extend((self.shapes.len() as u64).to_le_bytes());
+        bytes.extend(self.commitment);
+        bytes.extend(self.identity.to_le_bytes());
+        bytes.extend(self.random);
+        for Shape { columns, outputs } in &self.shapes {
+            bytes.extend(columns.to_le_bytes());
+            bytes.extend(outputs.to_le_bytes());
+        }
+        bytes.extend(blake3::hash(&bytes).as_bytes());
+        let begun = path.join("manifest.new");
+        let written = fs::write(&begun, &bytes).and_then(|()| File::open(&begun)?.sync_all());
+        let named = written.and_then(|()| fs::rename(&begun, &name));
+        named.and_then(|()| File::open(path)?.sync_all()).map_err(|source| PoolError::io(&name, source))
+    }
+
+    /// Reads that of a pool.
+    pub(super) fn read(path: &Path) -> Result<Self, PoolError> {
+        let name = path.join("manifest");
+        let failed = |source| PoolError::io(&name, source);
+        let most = HEAD_BYTES + 8 * MAX_SITES + HASH_BYTES;
+        if fs::metadata(&name).map_err(failed)?.len() > most as u64 {
+            return Err(PoolError::corrupt(&name, "it is too long"));
+        }
+        let bytes = fs::read(&name).map_err(failed)?;
+        Self::from_bytes(&bytes).ok_or_else(|| PoolError::corrupt(&name, "it does not fit its hash"))
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let (body, hash) = bytes.split_last_chunk::<HASH_BYTES>()?;
+        if blake3::hash(body).as_bytes() != hash {
+            return None;
+        }
+        let (magic, rest) = body.split_first_chunk::<8>()?;
+        let (sites, rest) = rest.split_first_chunk::<8>()?;
+        let (&commitment, rest) = rest.split_first_chunk::<32>()?;
+        let (identity, rest) = rest.split_first_chunk::<8>()?;
+        let (&random, shapes) = rest.split_first_chunk::<32>()?;
+        let whole = |&[columns, outputs]: &[[u8; 4]; 2]| Shape {
+            columns: u32::from_le_bytes(columns),
+            outputs: u32::from_le_bytes(outputs),
+        };
+        let shapes: Vec<Shape> = shapes.as_chunks::<4>().0.as_chunks::<2>().0.iter().map(whole).collect();
+        let is_whole = magic == MAGIC && u64::from_le_bytes(*sites) == shapes.len() as u64;
+        is_whole.then_some(Self { commitment, identity: u64::from_le_bytes(*identity), random, shapes })
+    }
+}
