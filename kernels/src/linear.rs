@@ -42,7 +42,7 @@ mod values;
 pub use form::{PackError, PackedForm};
 pub use pack::PackedMatrix;
 pub use part::LinearPart;
-pub use ring::{RingForm, linear_ring, linear_ring_transposed};
+pub use ring::{RingForm, linear_ring, linear_ring_by_words, linear_ring_transposed};
 pub use rounded::linear;
 pub use transposed::{SumFrom, linear_transposed, linear_transposed_rounded};
 pub use unrounded::linear_unrounded;

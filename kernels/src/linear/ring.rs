@@ -16,8 +16,10 @@
 //!
 //! - this file: both products. `form`: the exponent, and rows of whole numbers.
 //! - `whole`: whole numbers decoded in registers. `words`: sums over them, of any weights.
+//! - `planes`: sums over codes, where the set multiplies bytes faster than words.
 
 mod form;
+mod planes;
 mod whole;
 mod words;
 
@@ -26,7 +28,7 @@ pub use form::RingForm;
 use super::part::{LinearPart, check_parts};
 use crate::{SumFrom, isa::Isa, pool::Pool};
 
-use self::words::Split;
+use self::{planes::Planes, words::Split};
 
 /// Computes `parts`, which have no bias, for `rows` rows of `x` into rows of `out` of `stride` words, on all threads of `pool`.
 /// Outputs count in units of `2^exponent`, an exponent that is at least the [smallest](RingForm::smallest) of each matrix: with
@@ -50,7 +52,43 @@ pub fn linear_ring(
     check(parts, width, stride);
     assert_eq!(x.len(), rows * width, "x is {rows} rows of {width}");
     assert!(out.len() >= rows * stride, "out holds {rows} rows of {stride}");
+    let (codes, others): (Vec<_>, Vec<_>) =
+        parts.iter().partition(|part| has_byte_products(isa) && part.matrix.forms().bytes);
+    if !codes.is_empty() {
+        let x = Planes::of(pool, isa, x, rows);
+        planes::forward(pool, isa, &x, rows, &codes, exponent, out, stride);
+    }
+    if !others.is_empty() {
+        words::forward(pool, isa, &Split::of(x), rows, &others, exponent, out, stride);
+    }
+}
+
+/// The same by words of 64 bits and whole numbers of 32, whatever the weights: the product that [`linear_ring`] is measured by.
+///
+/// # Panics
+///
+/// As [`linear_ring`].
+#[allow(clippy::too_many_arguments, reason = "the shapes of one matrix product")]
+pub fn linear_ring_by_words(
+    pool: &mut Pool,
+    isa: Isa,
+    x: &[u64],
+    rows: usize,
+    parts: &[LinearPart<'_>],
+    exponent: i32,
+    out: &mut [u64],
+    stride: usize,
+) {
+    let Some(width) = parts.first().map(|part| part.matrix.columns()) else { return };
+    check(parts, width, stride);
+    assert_eq!(x.len(), rows * width, "x is {rows} rows of {width}");
+    assert!(out.len() >= rows * stride, "out holds {rows} rows of {stride}");
     words::forward(pool, isa, &Split::of(x), rows, parts, exponent, out, stride);
+}
+
+/// Whether a set multiplies sixty-four bytes at a step: with fewer, words are faster.
+fn has_byte_products(isa: Isa) -> bool {
+    isa <= Isa::Avx512
 }
 
 /// Computes the sums over the outputs of `parts`, which have no bias, for `rows` rows of `g`, which have `stride` words; `out` is
@@ -79,6 +117,12 @@ pub fn linear_ring_transposed(
     check(parts, columns, stride);
     assert_eq!(out.len(), rows * columns, "out is {rows} rows of {columns}");
     words::backward(pool, isa, &Split::of(g), rows, stride, parts, exponent, out);
+}
+
+/// A word as `low + 2^32 high`, both with signs.
+#[inline(always)]
+fn halves(word: u64) -> (i32, i32) {
+    (word as i32, (word.wrapping_add(1 << 31) >> 32) as i32)
 }
 
 fn check(parts: &[LinearPart<'_>], width: usize, stride: usize) {

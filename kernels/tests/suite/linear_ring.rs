@@ -2,8 +2,8 @@
 
 use half::f16;
 use kernels::{
-    Isa, LinearPart, PackedMatrix, Pool, RingForm, SumFrom, TensorType, linear_ring, linear_ring_transposed,
-    reference,
+    Isa, LinearPart, PackedMatrix, Pool, RingForm, SumFrom, TensorType, linear_ring, linear_ring_by_words,
+    linear_ring_transposed, reference,
 };
 use proptest::{collection, prelude::*, sample};
 use rand::Rng;
@@ -74,6 +74,13 @@ impl Layers {
         let rows = x.len() / self.width;
         let mut out = vec![UNTOUCHED; rows * self.stride];
         linear_ring(pool, isa, x, rows, &self.parts(), self.exponent, &mut out, self.stride);
+        out
+    }
+
+    fn by_words(&self, pool: &mut Pool, isa: Isa, x: &[u64]) -> Vec<u64> {
+        let rows = x.len() / self.width;
+        let mut out = vec![UNTOUCHED; rows * self.stride];
+        linear_ring_by_words(pool, isa, x, rows, &self.parts(), self.exponent, &mut out, self.stride);
         out
     }
 
@@ -155,6 +162,7 @@ proptest! {
         let (forward, backward) = (layers.plain_forward(&x), layers.plain_backward(&g));
         for isa in Isa::available() {
             prop_assert_eq!(&layers.forward(&mut pool(1), isa, &x), &forward, "{:?}", isa);
+            prop_assert_eq!(&layers.by_words(&mut pool(1), isa, &x), &forward, "{:?}", isa);
             prop_assert_eq!(&layers.backward(&mut pool(1), isa, &g), &backward, "{:?}", isa);
         }
     }

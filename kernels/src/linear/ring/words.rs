@@ -14,6 +14,7 @@ use std::{marker::PhantomData, mem::MaybeUninit, ops::Range};
 use super::{
     OutWords,
     form::Factors,
+    halves,
     whole::{Whole, decode},
 };
 use crate::{
@@ -42,16 +43,9 @@ pub(super) struct Split {
 impl Split {
     /// The halves of `words`, and zeroes where the last panel has no output.
     pub(super) fn of(words: &[u64]) -> Self {
-        let halves = |half: fn(u64) -> i32| {
-            let mut halves: Vec<i32> = Vec::with_capacity(words.len() + LANES);
-            halves.extend(words.iter().map(|&word| half(word)));
-            halves.resize(words.len() + LANES, 0);
-            halves
-        };
-        Self {
-            low: halves(|word| word as i32),
-            high: halves(|word| (word.wrapping_add(1 << 31) >> 32) as i32),
-        }
+        let behind = std::iter::repeat_n((0, 0), LANES);
+        let (low, high) = words.iter().map(|&word| halves(word)).chain(behind).unzip();
+        Self { low, high }
     }
 }
 
