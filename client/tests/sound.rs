@@ -23,16 +23,21 @@ mod scene;
 mod subspace;
 mod support;
 
-use std::sync::Arc;
+use std::{path::Path, sync::Arc};
 
 use client::{
-    masking::{Masking, shares::Second},
+    masking::{
+        Masking,
+        pads::{Pads, maker::Maker, pool::Pool},
+        shares::Second,
+    },
     text::Text,
 };
 use model::{
     adapter::Adapter,
     forward::LinearGroup::{Head, O, Qkv},
     resident::KvDtype,
+    site_model::SiteModel,
     sites::SiteId,
     skeleton::client_base::ClientBase,
 };
@@ -46,10 +51,10 @@ use self::{
     executor::{Curious, End, Rows, Whole},
     prompt::Dictionary,
     reuse::shared_noise,
-    scene::{base, client, curious, distinct_tokens, first_tokens, pass, site},
+    scene::{base, client, distinct_tokens, first_tokens, pass, site},
     subspace::Uncovered,
     support::{
-        example_adapter, real_model, ring, settings,
+        committed_executor, example_adapter, real_model, settings,
         training::{learn, remote_trainer},
     },
 };
@@ -84,11 +89,12 @@ struct Victim {
 impl Victim {
     /// What crosses at the sites `kept` is kept.
     fn new(mode: Mode, kept: &[SiteId]) -> Self {
-        let (first, pool) = (curious(kept.iter().copied()), tempfile::tempdir().unwrap());
-        let second = (mode == Mode::Shares).then(|| curious(kept.iter().copied()));
+        let executor = || Curious::new(committed_executor(&real_model()), kept.iter().copied());
+        let (first, pool) = (executor(), tempfile::tempdir().unwrap());
+        let second = (mode == Mode::Shares).then(executor);
         let masking = match (mode, &second) {
             (Mode::Bare, _) => Masking::Off { path: SitePath::Ring },
-            (Mode::Pads, _) => Masking::Pads(ring::pads(&real_model(), pool.path())),
+            (Mode::Pads, _) => Masking::Pads(pads(pool.path())),
             (Mode::Shares, second) => {
                 let connector = Arc::new(second.clone().unwrap());
                 Masking::Shares(Arc::new(Second { connector, settings: settings() }))
@@ -119,6 +125,15 @@ impl Victim {
         let bare = sent.numbers.iter().zip(&drawn.numbers).map(|(z, r)| z.wrapping_sub(*r));
         Whole { width: sent.width, numbers: bare.collect() }
     }
+}
+
+/// Pads in `directory`, made where there are none.
+fn pads(directory: &Path) -> Pads {
+    let mut own = SiteModel::open(&real_model(), &[]).unwrap();
+    own.commit();
+    let maker = Maker::new(Box::new(own), 2 << 30);
+    let pool = Pool::create(directory, maker.commitment().unwrap(), &maker.shapes()).unwrap();
+    Pads::new(pool, Some(maker))
 }
 
 fn part(rows: &Rows, of: std::ops::Range<usize>) -> Rows {

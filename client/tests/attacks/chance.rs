@@ -10,21 +10,30 @@ use crate::{
 /// Standard deviations that are not surprising.
 const SIGMAS: f64 = 5.0;
 
-/// The mean cosine between rows and what they are taken for, in standard deviations of that between unrelated rows.
+/// How much more like their own rows `found` are than like the next ones, by the cosine, in standard deviations of the mean: what all
+/// rows have in common is no likeness.
 pub(crate) fn likeness(found: &Rows, truth: &Rows) -> f64 {
     assert_eq!((found.width, found.count()), (truth.width, truth.count()));
-    let cosine = |(a, b): (&[f32], &[f32])| {
-        let (a, b) = (to_f64(a), to_f64(b));
-        dot(&a, &b) / (norm(&a) * norm(&b))
+    let cosine = |found: &[f32], truth: &[f32]| {
+        let (found, truth) = (to_f64(found), to_f64(truth));
+        // An attack that finds nothing at all finds nothing alike.
+        dot(&found, &truth) / (norm(&found) * norm(&truth)).max(f64::MIN_POSITIVE)
     };
-    let sum: f64 = found.iter().zip(truth.iter()).map(cosine).sum();
-    sum / (found.count() as f64).sqrt() * (found.width as f64).sqrt()
+    let count = found.count();
+    let more = |at: usize| {
+        let found = found.row(at);
+        cosine(found, truth.row(at)) - cosine(found, truth.row((at + 1) % count))
+    };
+    let more: Vec<f64> = (0..count).map(more).collect();
+    let mean = more.iter().sum::<f64>() / count as f64;
+    let variance = more.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / (count - 1) as f64;
+    mean / (variance / count as f64).sqrt().max(f64::MIN_POSITIVE)
 }
 
 /// Fails unless `found` says nothing of `truth`.
 pub(crate) fn assert_unlike(what: &str, found: &Rows, truth: &Rows) {
     let likeness = likeness(found, truth);
-    println!("  {what}: {likeness:+.2} standard deviations of unrelated rows");
+    println!("  {what}: {likeness:+.2} standard deviations from unrelated rows");
     assert!(likeness.abs() <= SIGMAS, "{what}: {likeness}");
 }
 
