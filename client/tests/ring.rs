@@ -113,14 +113,14 @@ fn the_real_model_says_the_same_with_shares_and_pads_that_are_checked_as_without
     let mut maker = Maker::new(Box::new(own(&path)), 1 << 30);
     let mut pool = Pool::create(directory.path(), maker.commitment().unwrap(), &maker.shapes()).unwrap();
     let begun = Instant::now();
-    maker.prepare(&mut pool, 40, &[Direction::Forward], &mut |_, _| {}).unwrap();
+    maker.prepare(&mut pool, 16, &[Direction::Forward], &mut |_, _| {}).unwrap();
     let (took, bytes) = (begun.elapsed().as_secs_f64(), pool.token_bytes(Direction::Forward));
-    println!("pads: {:.1} tokens a second, {bytes} bytes each", 40.0 / took);
+    println!("pads: {:.1} tokens a second, {bytes} bytes each", 16.0 / took);
     let pads = Masking::Pads(Pads::new(pool, Some(maker)));
     let second = shares(committed_executor(&path));
     let checked = |masking| Masking::Verified(Box::new(masking), Arc::clone(&verifier));
     let mut expected = None;
-    for masking in [OFF, checked(OFF), second.clone(), checked(second), pads.clone(), checked(pads)] {
+    for masking in [OFF, checked(OFF), checked(second), checked(pads)] {
         let mut model = split_over(Box::new(executor.clone()), &path, masking.clone());
         let vocabulary = model.config().vocab_size;
         let prompt = tokens(15, vocabulary);
@@ -128,7 +128,7 @@ fn the_real_model_says_the_same_with_shares_and_pads_that_are_checked_as_without
             Task { prompt, sampling: sampling(vocabulary, 0.0, 1), max_tokens: 8, stop_tokens: Vec::new() };
         let begun = Instant::now();
         let found = support::generate(&mut model, &task, None).tokens;
-        println!("{masking:?}: {:.2} s for 15 + 8 tokens", begun.elapsed().as_secs_f64());
+        println!("{}: {:.2} s for 15 + 8 tokens", masking.word(), begun.elapsed().as_secs_f64());
         assert_eq!(found, *expected.get_or_insert_with(|| found.clone()), "{masking:?}");
     }
 }

@@ -118,6 +118,9 @@ def evaluator(session: Session, path: Path, dtype: Dtype | None) -> Evaluator:
     """What the session's masking mode calls for. Refuses what would weaken it."""
     if session.masking == "off":
         return Plain(session, path, dtype)
+    if session.masking != "paper":
+        # An executor knows the sound modes, too; what this package cannot do must not become something weaker.
+        raise MaskingRefused(f"masking={session.masking!r} is no mode of this package: use 'paper', or holobiont-client and its modes")
     if path is not Path.LINEAR:
         raise MaskingRefused("masking needs path='linear': the fast path rounds activations, and noise with them")
     if dtype is Dtype.BF16:

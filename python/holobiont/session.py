@@ -75,6 +75,7 @@ _MESSAGE_BYTES = 16 << 20
 _FAREWELL_S = 0.2
 _REFUSED_CALLS = {
     Status.SHAPE: "the rows do not fit the site; was the model built from another configuration?",
+    Status.UNSUITED: "operation, path, number format and source of rows do not go together: use one release of both",
     Status.NONLINEAR: "the site cannot serve this path without rounding; use path='linear', or masking='off'",
     Status.UNKNOWN_SITE: "there is no such site; attach again, the executor's base may have changed",
 }

@@ -33,7 +33,7 @@ enum Command {
     /// Tells the prompts of the training data on stdin, a line each, so that a model can be asked them, for a draft
     Prompts,
     /// Trains one adapter as the orders on stdin say, and answers each on stdout
-    Session(session::SessionArguments),
+    Session(Box<session::SessionArguments>),
     /// Starts a trainer for everybody who connects and says what it is to do
     Serve(serve::ServeArguments),
 }

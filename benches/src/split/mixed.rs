@@ -69,8 +69,9 @@ impl Mixed {
             Place { base_cores: cores.numbers(), helper: Helper::Nobody, ..Place::on(config, cores)? };
         let executor = runtime.block_on(Executor::start(place, Mode::Cached))?;
         let off = Masking::Off { path: Path::Fast };
-        let client =
-            |_| Decoder::new(&config.model, open(channel(&executor.run_folder()), off.word(), None)?, off);
+        let client = |_| {
+            Decoder::new(&config.model, open(channel(&executor.run_folder()), off.word(), None)?, off.clone())
+        };
         let clients: Result<_> = (0..CLIENTS).map(client).collect();
         Ok(Self { runtime, clients: clients?, executor })
     }

@@ -43,10 +43,16 @@ use crate::{
 const FILLED_ROWS: u64 = 16;
 
 /// Pads, and what is done where there are none. Clones are the same.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Pads {
     pool: Arc<Mutex<Pool>>,
     maker: Option<Arc<Mutex<Maker>>>,
+}
+
+impl fmt::Debug for Pads {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pads").field("maker", &self.maker).finish_non_exhaustive()
+    }
 }
 
 impl Pads {

@@ -91,7 +91,7 @@ impl Ring {
     }
 
     /// Fills `self.x` with the whole numbers of `rows`.
-    fn to_whole(
+    fn convert(
         &mut self,
         place: Place,
         width: usize,
@@ -188,7 +188,7 @@ impl Mask for Ring {
         let no_ring = || CallError::NoRing { site };
         let offer = session.catalog().sites[site as usize].ring.ok_or_else(no_ring)?;
         let bits = fixed_point::bits(offer.l1[place.direction as usize]).ok_or_else(no_ring)?;
-        self.to_whole(place, input, bits, rows, session)?;
+        self.convert(place, input, bits, rows, session)?;
         self.y.resize(out.len(), 0);
         self.route.call(session, ask, &self.x, &mut self.y)?;
         if let Some(verifying) = &self.verifying {

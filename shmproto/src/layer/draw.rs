@@ -136,7 +136,7 @@ mod tests {
         }
     }
 
-    /// Made with the keystream of `python/tests/golden`'s independent implementation: an all-zero key and nonce (RFC 8439, A.1).
+    /// RFC 8439, A.1, test vector 1: a key and a nonce of zeros.
     #[test]
     fn the_rows_of_a_key_of_zeros_begin_with_the_published_keystream() {
         let mut words = [0.0; 4];
