@@ -9,12 +9,19 @@
 //! ```
 //!
 //! A group costs eight steps for each plane and four products for all of them, where words cost two products an element.
+//!
+//! Tiles of a matrix unit were no faster here: their sums come back through memory, eight of a row for one.
+//!
+//! # Layout
+//!
+//! - this file: the sums. `cut`: planes.
+
+mod cut;
 
 use std::{marker::PhantomData, ops::Range};
 
 use super::{OutWords, form::Factors};
 use crate::{
-    activations::GROUP,
     isa::Isa,
     linear::{
         form::Packing,
@@ -25,151 +32,51 @@ use crate::{
     simd::{Kernel, LANES, Simd},
 };
 
-/// Bytes of a word.
-const PLANES: usize = 8;
-/// Steps of four elements in a group.
-const STEPS: usize = GROUP / 4;
-
-/// What lies where in a group of a row, in numbers of 32 bits: `[PLANES, STEPS]` times four bytes; what the sums of each plane begin
-/// with for a zero point of 8, of 128, and of 128 for each half; the sum of the group's words in halves.
-const ZERO8: usize = PLANES * STEPS;
-const ZERO128: usize = ZERO8 + PLANES;
-const ZERO128_HALVES: usize = ZERO128 + PLANES;
-const SUM: usize = ZERO128_HALVES + 2 * PLANES;
-/// Whole cache lines.
-const GROUP_NUMBERS: usize = (SUM + 2).next_multiple_of(16);
+pub(super) use cut::Planes;
+use cut::{Numbers, PAIRS, STEPS};
 
 /// Rows that meet a panel before the next one does: they stay in the second-level cache.
 const ROW_BLOCK: usize = 64;
 
-/// Rows of words as planes of bytes.
-pub(super) struct Planes {
-    groups: usize,
-    /// `[rows, groups, GROUP_NUMBERS]`.
-    numbers: Vec<i32>,
+/// A packing, and what the zero points of its codes make of a row.
+trait Codes: IntegerPacking {
+    /// What the sums of each pair of planes with a part of a group begin with.
+    fn begin(numbers: &Numbers) -> [[i32; PAIRS]; 2];
 }
 
-impl Planes {
-    /// Those of `rows` rows of `x`, of whole groups.
-    pub(super) fn of(pool: &mut Pool, isa: Isa, x: &[u64], rows: usize) -> Self {
-        let groups = x.len() / rows.max(1) / GROUP;
-        let mut numbers = vec![0; rows * groups * GROUP_NUMBERS];
-        let to = Numbers(numbers.as_mut_ptr());
-        // A row or two are not worth another thread's time.
-        let chunk = rows.div_ceil(4 * pool.threads()).max(2);
-        pool.run(rows.div_ceil(chunk), |i| {
-            let to = &to;
-            let own = i * chunk * groups..rows.min((i + 1) * chunk) * groups;
-            // SAFETY: there are numbers for all groups, and no other chunk has these.
-            let to = unsafe {
-                std::slice::from_raw_parts_mut(to.0.add(own.start * GROUP_NUMBERS), own.len() * GROUP_NUMBERS)
-            };
-            isa.dispatch(Cut { x: &x[own.start * GROUP..own.end * GROUP], to });
-        });
-        Self { groups, numbers }
-    }
-
+impl Codes for packings::Four8 {
     #[inline(always)]
-    fn group(&self, row: usize, group: usize) -> *const i32 {
-        self.numbers.as_ptr().wrapping_add((row * self.groups + group) * GROUP_NUMBERS)
+    fn begin(numbers: &Numbers) -> [[i32; PAIRS]; 2] {
+        [numbers.zero8, [0; PAIRS]]
     }
 }
 
-struct Numbers(*mut i32);
-// SAFETY: chunks write disjoint groups of a buffer that outlives the parallel region.
-unsafe impl Sync for Numbers {}
-
-/// Cuts groups of words into planes.
-struct Cut<'a> {
-    x: &'a [u64],
-    to: &'a mut [i32],
-}
-
-impl Kernel for Cut<'_> {
-    type Output = ();
-
+impl Codes for packings::FourMinimum {
     #[inline(always)]
-    fn run<S: Simd>(self) {
-        let groups = self.x.as_chunks::<GROUP>().0.iter();
-        for (x, to) in groups.zip(self.to.as_chunks_mut::<GROUP_NUMBERS>().0) {
-            cut(x, to);
-        }
+    fn begin(_: &Numbers) -> [[i32; PAIRS]; 2] {
+        [[0; PAIRS]; 2]
     }
 }
 
-#[inline(always)]
-fn cut(x: &[u64; GROUP], to: &mut [i32; GROUP_NUMBERS]) {
-    let mut sum = 0u64;
-    let mut halves = [[0i32; PLANES]; 2];
-    for (eight, x) in x.as_chunks::<8>().0.iter().enumerate() {
-        let planes = transposed(x.map(with_signs));
-        for (plane, bytes) in planes.into_iter().enumerate() {
-            let at = plane * STEPS + 2 * eight;
-            (to[at], to[at + 1]) = (bytes as i32, (bytes >> 32) as i32);
-            halves[eight / 2][plane] +=
-                bytes.to_le_bytes().map(|byte| i32::from(byte.cast_signed())).iter().sum::<i32>();
-        }
-        sum = x.iter().fold(sum, |sum, &x| sum.wrapping_add(x));
+impl Codes for packings::Eight128 {
+    #[inline(always)]
+    fn begin(numbers: &Numbers) -> [[i32; PAIRS]; 2] {
+        [numbers.zero128, [0; PAIRS]]
     }
-    for plane in 0..PLANES {
-        let [first, second] = [halves[0][plane], halves[1][plane]];
-        to[ZERO8 + plane] = -8 * (first + second);
-        to[ZERO128 + plane] = -128 * (first + second);
-        to[ZERO128_HALVES + plane] = -128 * first;
-        to[ZERO128_HALVES + PLANES + plane] = -128 * second;
+}
+
+impl Codes for packings::EightMinimum {
+    #[inline(always)]
+    fn begin(_: &Numbers) -> [[i32; PAIRS]; 2] {
+        [[0; PAIRS]; 2]
     }
-    (to[SUM], to[SUM + 1]) = super::halves(sum);
 }
 
-/// The bytes of a word with signs: those without, where each has lent 128 to the one before.
-#[inline(always)]
-fn with_signs(word: u64) -> u64 {
-    const HALF: u64 = 0x8080_8080_8080_8080;
-    word.wrapping_add(HALF) ^ HALF
-}
-
-/// Byte `j` of word `i` becomes byte `i` of word `j`.
-#[inline(always)]
-fn transposed(mut words: [u64; 8]) -> [u64; 8] {
-    let masks = [(4, 0x0000_0000_ffff_ffff_u64), (2, 0x0000_ffff_0000_ffff), (1, 0x00ff_00ff_00ff_00ff)];
-    let mut stage = 0;
-    while stage < 3 {
-        let (distance, mask) = masks[stage];
-        let bits = 8 * distance;
-        let mut i = 0;
-        while i < 8 {
-            if i & distance == 0 {
-                let (low, high) = (words[i], words[i + distance]);
-                words[i] = low & mask | (high & mask) << bits;
-                words[i + distance] = low >> bits & mask | high & !mask;
-            }
-            i += 1;
-        }
-        stage += 1;
+impl Codes for packings::Eight128Halves {
+    #[inline(always)]
+    fn begin(numbers: &Numbers) -> [[i32; PAIRS]; 2] {
+        numbers.zero128_halves
     }
-    words
-}
-
-/// Where the starts of a packing's sums lie.
-trait Starts: IntegerPacking {
-    /// Of its first part; `None` without a zero point.
-    const AT: Option<usize>;
-}
-
-impl Starts for packings::Four8 {
-    const AT: Option<usize> = Some(ZERO8);
-}
-impl Starts for packings::FourMinimum {
-    const AT: Option<usize> = None;
-}
-impl Starts for packings::Eight128 {
-    const AT: Option<usize> = Some(ZERO128);
-}
-impl Starts for packings::EightMinimum {
-    const AT: Option<usize> = None;
-}
-impl Starts for packings::Eight128Halves {
-    const AT: Option<usize> = Some(ZERO128_HALVES);
 }
 
 #[allow(clippy::too_many_arguments, reason = "the shapes of one matrix product")]
@@ -222,60 +129,20 @@ impl Kernel for Forward<'_> {
     }
 }
 
-struct Panels<'a, P>(&'a Forward<'a>, PhantomData<P>);
-
-impl<P: Starts> Kernel for Panels<'_, P> {
-    type Output = ();
-
+impl Forward<'_> {
+    /// What a packing's numbers are multiplied with.
     #[inline(always)]
-    fn run<S: Simd>(self) {
-        for rows in blocks(0..self.0.rows, ROW_BLOCK) {
-            for panel in self.0.panels.clone() {
-                let Range { start: mut row, end } = rows;
-                while row < end {
-                    row += if end - row >= 2 {
-                        self.tile::<S, 2>(panel, row)
-                    } else {
-                        self.tile::<S, 1>(panel, row)
-                    };
-                }
-            }
-        }
-    }
-}
-
-impl<P: Starts> Panels<'_, P> {
-    /// The sums of `M` rows with a panel.
-    #[inline(always)]
-    fn tile<S: Simd, const M: usize>(&self, panel: usize, row: usize) -> usize {
-        let (w, x) = (self.0.part.matrix, self.0.x);
-        let factor = S::splat(self.0.factors.first * w.unit());
-        let mut sums = [[S::zero_wide(); PLANES / 2]; M];
-        let share = w.panel_bytes() / x.groups;
-        for group in 0..x.groups {
-            w.prefetch(panel + 1, group * share, share);
-            // SAFETY: panel and group exist.
-            let (codes, numbers) =
-                unsafe { (P::codes::<S>(w, panel, group), P::numbers::<S>(w, panel, group)) };
-            let numbers = [S::to_i32(S::mul(numbers[0], factor)), S::to_i32(S::mul(numbers[1], factor))];
-            for (m, sums) in sums.iter_mut().enumerate() {
-                // SAFETY: the row has all numbers of the group.
-                unsafe { add::<S, P>(sums, x.group(row + m, group), &codes, numbers) };
-            }
-        }
-        for (m, [first, second, third, fourth]) in sums.into_iter().enumerate() {
-            let low = S::add_shifted::<16>(first, second);
-            let high = S::add_shifted::<16>(third, fourth);
-            self.put::<S>(panel, row + m, S::add_shifted::<32>(low, high));
-        }
-        M
+    fn factor<S: Simd>(&self) -> S::F {
+        S::splat(self.factors.first * self.part.matrix.unit())
     }
 
+    /// Writes the sums of pairs of planes of a row with a panel.
     #[inline(always)]
-    fn put<S: Simd>(&self, panel: usize, row: usize, sums: S::W) {
-        let Forward { part, out, stride, .. } = self.0;
-        let lanes = LANES.min(part.matrix.rows() - panel * LANES);
-        let to = out.wrapping_add(row * stride + part.column + panel * LANES);
+    fn put<S: Simd>(&self, panel: usize, row: usize, [first, second, third, fourth]: [S::W; PAIRS]) {
+        let (low, high) = (S::add_shifted::<16>(first, second), S::add_shifted::<16>(third, fourth));
+        let sums = S::add_shifted::<32>(low, high);
+        let lanes = LANES.min(self.part.matrix.rows() - panel * LANES);
+        let to = self.out.wrapping_add(row * self.stride + self.part.column + panel * LANES);
         let mut words = [0; LANES];
         // SAFETY: columns were checked to lie within `out`, and no other chunk uses these.
         unsafe {
@@ -289,52 +156,93 @@ impl<P: Starts> Panels<'_, P> {
     }
 }
 
-/// Adds a group of a row, whose numbers are `x`, to its sums, which are those of pairs of planes.
-///
-/// # Safety
-///
-/// There are [`GROUP_NUMBERS`] of them.
-#[inline(always)]
-unsafe fn add<S: Simd, P: Starts>(
-    sums: &mut [S::W; PLANES / 2],
-    x: *const i32,
-    codes: &[S::B; STEPS],
-    numbers: [S::I; 2],
-) {
-    // SAFETY: the caller's.
-    unsafe {
-        for (pair, sum) in sums.iter_mut().enumerate() {
-            for part in 0..P::PARTS {
-                let low = plane::<S, P>(x, codes, 2 * pair, part);
-                let high = plane::<S, P>(x, codes, 2 * pair + 1, part);
-                let whole = S::add_i32(low, S::times_256(high));
-                *sum = S::add_product(*sum, whole, numbers[part]);
+struct Panels<'a, P>(&'a Forward<'a>, PhantomData<P>);
+
+impl<P: Codes> Kernel for Panels<'_, P> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        for rows in blocks(0..self.0.rows, ROW_BLOCK) {
+            for panel in self.0.panels.clone() {
+                for row in rows.clone() {
+                    self.row::<S>(panel, row);
+                }
             }
-        }
-        if P::HAS_MINIMUM {
-            sums[0] = S::add_product(sums[0], numbers[1], S::splat_i32(*x.add(SUM)));
-            sums[2] = S::add_product(sums[2], numbers[1], S::splat_i32(*x.add(SUM + 1)));
         }
     }
 }
 
-/// The whole sums of a plane with a part of a group.
+impl<P: Codes> Panels<'_, P> {
+    /// The sums of a row with a panel. Of two rows at once, the sums would not fit the registers.
+    #[inline(always)]
+    fn row<S: Simd>(&self, panel: usize, row: usize) {
+        let (w, x, factor) = (self.0.part.matrix, self.0.x, self.0.factor::<S>());
+        let mut sums = [S::zero_wide(); PAIRS];
+        let share = w.panel_bytes() / x.groups();
+        for group in 0..x.groups() {
+            w.prefetch(panel + 1, group * share, share);
+            let numbers = x.numbers(row, group);
+            // SAFETY: panel, row and group exist.
+            unsafe {
+                let codes = P::codes::<S>(w, panel, group);
+                let scales = P::numbers::<S>(w, panel, group);
+                let scales = [S::to_i32(S::mul(scales[0], factor)), S::to_i32(S::mul(scales[1], factor))];
+                let whole = dot::<S, P>(x.bytes(row, group), numbers, &codes);
+                add::<S, P>(&mut sums, whole, numbers, scales);
+            }
+        }
+        self.0.put::<S>(panel, row, sums);
+    }
+}
+
+/// The whole sums of pairs of planes with the parts of a group.
 ///
 /// # Safety
 ///
-/// As of [`add`].
+/// The planes of a group lie at `bytes`.
 #[inline(always)]
-unsafe fn plane<S: Simd, P: Starts>(x: *const i32, codes: &[S::B; STEPS], plane: usize, part: usize) -> S::I {
-    // SAFETY: the caller's.
-    unsafe {
-        let mut sum = match P::AT {
-            Some(at) => S::splat_i32(*x.add(at + part * PLANES + plane)),
-            None => S::splat_i32(0),
-        };
-        let steps = STEPS / P::PARTS;
-        for step in part * steps..(part + 1) * steps {
-            sum = S::dot_bytes(sum, codes[step], *x.add(plane * STEPS + step));
+unsafe fn dot<S: Simd, P: Codes>(
+    bytes: *const i32,
+    numbers: &Numbers,
+    codes: &[S::B; STEPS],
+) -> [[S::I; PAIRS]; 2] {
+    let begin = P::begin(numbers);
+    let mut whole = [[S::splat_i32(0); PAIRS]; 2];
+    let steps = STEPS / P::PARTS;
+    for (part, whole) in whole.iter_mut().enumerate().take(P::PARTS) {
+        for (pair, whole) in whole.iter_mut().enumerate() {
+            let (mut low, mut high) = (S::splat_i32(begin[part][pair]), S::splat_i32(0));
+            for step in part * steps..(part + 1) * steps {
+                // SAFETY: the caller's.
+                let [x_low, x_high] = unsafe {
+                    [*bytes.add(2 * pair * STEPS + step), *bytes.add((2 * pair + 1) * STEPS + step)]
+                };
+                low = S::dot_bytes(low, codes[step], x_low);
+                high = S::dot_bytes(high, codes[step], x_high);
+            }
+            *whole = S::add_i32(low, S::times_256(high));
         }
-        sum
+    }
+    whole
+}
+
+/// Adds what a group of a row comes to: its whole sums times scales, and its minimum.
+#[inline(always)]
+fn add<S: Simd, P: Codes>(
+    sums: &mut [S::W; PAIRS],
+    whole: [[S::I; PAIRS]; 2],
+    numbers: &Numbers,
+    scales: [S::I; 2],
+) {
+    for (part, whole) in whole.into_iter().enumerate().take(P::PARTS) {
+        for (sum, whole) in sums.iter_mut().zip(whole) {
+            *sum = S::add_product(*sum, whole, scales[part]);
+        }
+    }
+    if P::HAS_MINIMUM {
+        let [low, high] = numbers.sum;
+        sums[0] = S::add_product(sums[0], scales[1], S::splat_i32(low));
+        sums[2] = S::add_product(sums[2], scales[1], S::splat_i32(high));
     }
 }
