@@ -6,6 +6,7 @@ mod adapter;
 #[path = "attacks/algebra.rs"]
 mod algebra;
 #[path = "attacks/executor.rs"]
+#[allow(dead_code, reason = "whole numbers are for the attacks on sound modes")]
 mod executor;
 #[path = "attacks/noises.rs"]
 mod noises;
