@@ -184,11 +184,14 @@ fn it_is_the_linear_path_within_the_rounding_of_weights_and_rows() {
                 let (x_whole, exponent) = whole(&x, bits);
                 let found = through(&mut model, call(site, op, SitePath::Ring), &x_whole);
                 let linear = evaluate(&mut model, call(site, op, SitePath::Linear), &x);
-                let unit = 2.0f64.powi(exponent + promised.weight_exponent);
+                let weight_unit = 2.0f64.powi(promised.weight_exponent);
+                let unit = 2.0f64.powi(exponent) * weight_unit;
                 let sum: f64 = x.iter().map(|&x| f64::from(x.abs())).sum();
                 for (at, (&found, &linear)) in found.iter().zip(&linear).enumerate() {
                     let of_row = 2.0f64.powi(2 - bits as i32) * (width as f64).sqrt();
-                    let of_weights = if is_integer { 0.0 } else { sum * 2.0f64.powi(-25) };
+                    // Scales that are far apart are off by half a unit, times a code of at most 128, and minima.
+                    let of_weight = if is_integer { 64.5 * weight_unit } else { 2.0f64.powi(-25) };
+                    let of_weights = sum * of_weight;
                     let most = (TOLERANCE + of_row) * length(&x) * length(&of(at)) + of_weights;
                     let value = found.cast_signed() as f64 * unit;
                     let off = (value - f64::from(linear)).abs();
@@ -314,12 +317,13 @@ fn what_it_cannot_do_is_refused_by_name() {
 fn a_base_of_an_unknown_architecture_has_it_and_a_weight_beyond_its_range_takes_it_from_one_site() {
     let directory = tempfile::tempdir().unwrap();
     let mut config = tiny_json();
-    config["model_type"] = "a kind nobody knows".into();
+    config["model_type"] = "gpt_bigcode".into();
+    config["architectures"] = vec!["GPTBigCodeForCausalLM"].into();
     let mut entries = tiny_entries(&[]);
     write_model(directory.path(), &config, &entries);
     let mut model = SiteModel::open(directory.path(), &[]).unwrap();
     model.commit();
-    assert!(model.sites().iter().all(|site| site.ring.is_some()));
+    assert!(model.sites().iter().all(|site| site.ring.is_some() && site.parts.len() == 1));
     let (number, name) = (0..)
         .zip(model.sites())
         .find(|(_, site)| site.parts[0].name.contains("up_proj"))

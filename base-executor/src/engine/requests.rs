@@ -106,5 +106,6 @@ fn sharing(namespace: [u8; 32], path: SitePath) -> [u8; 32] {
     match path {
         SitePath::Fast => namespace,
         SitePath::Linear => blake3::derive_key("holobiont 2026 exact kv namespace v1", &namespace),
+        SitePath::Ring => blake3::derive_key("holobiont 2026 ring kv namespace v1", &namespace),
     }
 }

@@ -71,7 +71,7 @@ impl PackedMatrix {
                 return None;
             }
         }
-        Some(RingForm { exact: -FLOAT_BITS, bits: bits_of(float_whole(largest, 0).unsigned_abs().into()) })
+        Some(RingForm { exact: -FLOAT_BITS, bits: bits_of(float_whole(largest, 1.0).unsigned_abs().into()) })
     }
 
     fn integer_ring_form(&self, form: IntegerForm) -> Option<RingForm> {
@@ -117,8 +117,9 @@ impl PackedMatrix {
         let Some(form) = self.packing().integer_form() else {
             let mut values = vec![0.0; self.columns()];
             self.read_row(row, &mut values);
+            let shift = 2.0f64.powi(-FLOAT_BITS - exponent);
             for (out, value) in out.iter_mut().zip(values) {
-                *out = float_whole(value, -FLOAT_BITS - exponent);
+                *out = float_whole(value, shift);
             }
             return;
         };
@@ -201,9 +202,13 @@ impl Numbers {
     }
 }
 
-/// A weight as a whole number times `2^-(24 + shift)`.
-fn float_whole(weight: f32, shift: i32) -> i32 {
-    ((weight * 2.0f32.powi(FLOAT_BITS)).round_ties_even() * 2.0f32.powi(shift)).round_ties_even() as i32
+/// A weight as a whole number times `2^-24`, times `shift`.
+#[inline]
+fn float_whole(weight: f32, shift: f64) -> i32 {
+    // Sums with this number have no bits behind the point: they are rounded to the nearest, ties to even.
+    const ROUND: f64 = 1.5 * (1u64 << 52) as f64;
+    let rounded = |x: f64| (x + ROUND) - ROUND;
+    rounded(rounded(f64::from(weight) * f64::from(1 << FLOAT_BITS)) * shift) as i32
 }
 
 /// The exponent of a power of two, if it is one that can be computed with.

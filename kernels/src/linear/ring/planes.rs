@@ -10,7 +10,7 @@
 //!
 //! A group costs eight steps for each plane and four products for all of them, where words cost two products an element.
 //!
-//! Tiles of a matrix unit are no faster here: a row's products would fill half of one, and its sums come back through memory.
+//! Tiles of a matrix unit were no faster here: their sums come back through memory, eight of a row for one.
 //!
 //! # Layout
 //!

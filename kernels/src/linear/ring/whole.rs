@@ -43,7 +43,7 @@ impl<E: Element> Whole for Floats<E> {
     ) -> [S::I; 4] {
         // SAFETY: passed on.
         let four = unsafe { Self::four::<S, H>(w, panel, group, step, numbers) };
-        [0, 1, 2, 3].map(|i| rounded::<S>(four[i], factors))
+        rounded_four::<S>(four, factors)
     }
 }
 
@@ -57,7 +57,7 @@ impl Whole for Bf16Pairs {
     ) -> [S::I; 4] {
         // SAFETY: passed on.
         let four = unsafe { Self::four::<S, H>(w, panel, group, step, numbers) };
-        [0, 1, 2, 3].map(|i| rounded::<S>(four[i], factors))
+        rounded_four::<S>(four, factors)
     }
 }
 
@@ -87,6 +87,17 @@ impl<B: Bits, N: Numbers> Whole for Integers<B, N> {
             whole(S::byte::<3>(codes)),
         ]
     }
+}
+
+/// Floats as whole numbers. No adapter: what one is given is not always compiled for the set.
+#[inline(always)]
+fn rounded_four<S: Simd>(four: [S::F; 4], factors: Factors) -> [S::I; 4] {
+    [
+        rounded::<S>(four[0], factors),
+        rounded::<S>(four[1], factors),
+        rounded::<S>(four[2], factors),
+        rounded::<S>(four[3], factors),
+    ]
 }
 
 /// Floats as whole numbers.
