@@ -43,8 +43,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                             bytes[2] | bytes[6] << 8 | bytes[3] << 16 | bytes[7] << 24);
 }
 
-ON_CPU_KERNEL(ring_planes);
-
 // ---- Products --------------------------------------------------------------------------------------------
 
 // c[16x8] = a[16x32] b[32x8] by one whole warp: bytes of a have signs, those of b have none. With group = lane
@@ -285,7 +283,29 @@ __device__ __forceinline__ void ring_linear(const void *weight, unsigned outputs
         ring_##form(const void *weight, unsigned outputs, unsigned columns, float factor, float then,        \
                     const uint2 *x, unsigned rows, Word *out, unsigned stride) {                             \
         ring_linear<Form::form>(weight, outputs, columns, {factor, then}, x, rows, out, stride);             \
-    }                                                                                                        \
-    ON_CPU_KERNEL(ring_##form);
+    }
 
-RING_FORMS(RING_LINEAR)
+RING_LINEAR(f32)
+RING_LINEAR(f16)
+RING_LINEAR(bf16)
+RING_LINEAR(q4_0)
+RING_LINEAR(q4_1)
+RING_LINEAR(q5_0)
+RING_LINEAR(q5_1)
+RING_LINEAR(q8_0)
+RING_LINEAR(q4_k)
+RING_LINEAR(q5_k)
+RING_LINEAR(q6_k)
+
+ON_CPU_KERNEL(ring_planes);
+ON_CPU_KERNEL(ring_f32);
+ON_CPU_KERNEL(ring_f16);
+ON_CPU_KERNEL(ring_bf16);
+ON_CPU_KERNEL(ring_q4_0);
+ON_CPU_KERNEL(ring_q4_1);
+ON_CPU_KERNEL(ring_q5_0);
+ON_CPU_KERNEL(ring_q5_1);
+ON_CPU_KERNEL(ring_q8_0);
+ON_CPU_KERNEL(ring_q4_k);
+ON_CPU_KERNEL(ring_q5_k);
+ON_CPU_KERNEL(ring_q6_k);

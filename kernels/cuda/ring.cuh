@@ -113,8 +113,3 @@ __device__ __forceinline__ void whole_octet(const void *weight, unsigned rows, u
         }
     }
 }
-
-// A wrapper for each form.
-#define RING_FORMS(make)                                                                                     \
-    make(f32) make(f16) make(bf16) make(q4_0) make(q4_1) make(q5_0) make(q5_1) make(q8_0) make(q4_k)         \
-        make(q5_k) make(q6_k)

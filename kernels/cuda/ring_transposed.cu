@@ -65,7 +65,28 @@ __device__ __forceinline__ void ring_transposed(const void *weight, unsigned out
                                float then, const Word *g, unsigned rows, unsigned stride, unsigned slice,    \
                                Word *out) {                                                                  \
         ring_transposed<Form::form>(weight, outputs, columns, {factor, then}, g, rows, stride, slice, out);  \
-    }                                                                                                        \
-    ON_CPU_KERNEL(ring_transposed_##form);
+    }
 
-RING_FORMS(RING_TRANSPOSED)
+RING_TRANSPOSED(f32)
+RING_TRANSPOSED(f16)
+RING_TRANSPOSED(bf16)
+RING_TRANSPOSED(q4_0)
+RING_TRANSPOSED(q4_1)
+RING_TRANSPOSED(q5_0)
+RING_TRANSPOSED(q5_1)
+RING_TRANSPOSED(q8_0)
+RING_TRANSPOSED(q4_k)
+RING_TRANSPOSED(q5_k)
+RING_TRANSPOSED(q6_k)
+
+ON_CPU_KERNEL(ring_transposed_f32);
+ON_CPU_KERNEL(ring_transposed_f16);
+ON_CPU_KERNEL(ring_transposed_bf16);
+ON_CPU_KERNEL(ring_transposed_q4_0);
+ON_CPU_KERNEL(ring_transposed_q4_1);
+ON_CPU_KERNEL(ring_transposed_q5_0);
+ON_CPU_KERNEL(ring_transposed_q5_1);
+ON_CPU_KERNEL(ring_transposed_q8_0);
+ON_CPU_KERNEL(ring_transposed_q4_k);
+ON_CPU_KERNEL(ring_transposed_q5_k);
+ON_CPU_KERNEL(ring_transposed_q6_k);
