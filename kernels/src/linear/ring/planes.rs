@@ -213,6 +213,7 @@ unsafe fn dot<S: Simd, P: Codes>(
     for (part, whole) in whole.iter_mut().enumerate().take(P::PARTS) {
         for (pair, whole) in whole.iter_mut().enumerate() {
             let (mut low, mut high) = (S::splat_i32(begin[part][pair]), S::splat_i32(0));
+            #[allow(clippy::needless_range_loop, reason = "adapters are not always compiled for the set")]
             for step in part * steps..(part + 1) * steps {
                 // SAFETY: the caller's.
                 let [x_low, x_high] = unsafe {
