@@ -2,7 +2,7 @@
 //!
 //! # Layout
 //!
-//! - [`model`]: the whole, as an engine runs it. `weights`: from files to the device.
+//! - [`model`]: the whole, as an engine runs it. `weights`: from files to the device. `ring`: what is promised of these.
 //! - `device`: rows on the device ([`Device`](crate::forward::Device)). `layers`: linear layers, and the calls that join
 //!   them. `kv`: keys and values. `records`: decode steps that are replayed.
 //! - `deltas`, `plan` and `direct`: adapters. [`copies`]: on their way here. [`assist`]: who sums what is not here yet.
@@ -24,6 +24,7 @@ mod layers;
 pub mod model;
 mod plan;
 mod records;
+mod ring;
 mod weights;
 
 pub use self::{

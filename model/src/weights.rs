@@ -13,7 +13,7 @@ pub mod first;
 pub mod host;
 pub(crate) mod joined;
 pub(crate) mod packing;
-mod ring;
+pub(crate) mod ring;
 pub mod served;
 pub mod sites;
 pub mod streamed;

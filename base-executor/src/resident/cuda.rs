@@ -57,13 +57,16 @@ pub fn open(
     progress.stage("opening the GPU");
     let cuda = Cuda::open(ordinal)?;
     let plan = plan(config, &cuda, &base)?;
-    opening::open(Gpu { cuda, plan }, base, config, progress, arrivals)
+    let serves_layers = config.layer_places().is_some();
+    opening::open(Gpu { cuda, plan, serves_layers }, base, config, progress, arrivals)
 }
 
 /// A GPU, and what of its memory is for what.
 struct Gpu {
     cuda: Arc<Cuda>,
     plan: MemoryPlan,
+    /// Whether there may be split clients, who may mask their rows.
+    serves_layers: bool,
 }
 
 impl Opening for Gpu {
@@ -76,7 +79,11 @@ impl Opening for Gpu {
 
     fn load(&self, base: &Base, progress: &Progress) -> anyhow::Result<CudaWeights> {
         let told = |at: LoadProgress| progress.done(at.done, at.total);
-        Ok(CudaWeights::load(&*base.source, &self.cuda, base.cores.len(), &told)?)
+        let mut weights = CudaWeights::load(&*base.source, &self.cuda, base.cores.len(), &told)?;
+        if self.serves_layers {
+            weights.commit(&*base.source, base.cores.len())?;
+        }
+        Ok(weights)
     }
 
     fn shape(weights: &CudaWeights) -> (ModelConfig, LoraPrecision) {
@@ -184,7 +191,8 @@ pub(crate) fn open_alone(
     let source = Hashed::new(source);
     let cuda = Cuda::open(ordinal)?;
     let told = |at: LoadProgress| progress.done(at.done, at.total);
-    let weights = CudaWeights::load(&source, &cuda, threads, &told)?;
+    let mut weights = CudaWeights::load(&source, &cuda, threads, &told)?;
+    weights.commit(&source, threads)?;
     let (bytes, suits) = (weights.bytes(), weights.adapter_precision());
     let architecture = source.config().architecture.clone();
     let identity = source.identity(text);

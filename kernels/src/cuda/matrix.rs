@@ -89,6 +89,16 @@ impl Matrix {
         stream.copy(&from.bytes, 0, &mut self.bytes, 0, self.rows * self.width * self.kind.bytes())
     }
 
+    /// Makes all its rows zeroes.
+    ///
+    /// # Errors
+    ///
+    /// The device is lost.
+    pub fn clear(&mut self, stream: &Stream) -> Result<(), CudaError> {
+        let bytes = self.rows * self.width * self.kind.bytes();
+        stream.clear(&mut self.bytes, bytes)
+    }
+
     /// Rows.
     #[must_use]
     pub fn rows(&self) -> usize {

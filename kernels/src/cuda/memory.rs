@@ -91,12 +91,8 @@ impl<T: Plain> DeviceVec<T> {
     ///
     /// The device has no room.
     pub fn zeroed(stream: &Stream, len: usize) -> Result<Self, CudaError> {
-        let new = Self::new(stream.cuda(), len)?;
-        if new.bytes() > 0 {
-            // SAFETY: the range is the allocation.
-            let result = unsafe { sys::cuMemsetD8Async(new.memory.address, 0, new.bytes(), stream.raw()) };
-            check("clear memory", result)?;
-        }
+        let mut new = Self::new(stream.cuda(), len)?;
+        stream.clear(&mut new, len)?;
         Ok(new)
     }
 

@@ -19,6 +19,8 @@ pub(super) const MODULES: &[(&str, &str)] = &[
     ("lora", include_str!("../../cuda/ptx/lora.ptx")),
     ("norm", include_str!("../../cuda/ptx/norm.ptx")),
     ("repack", include_str!("../../cuda/ptx/repack.ptx")),
+    ("ring", include_str!("../../cuda/ptx/ring.ptx")),
+    ("ring_transposed", include_str!("../../cuda/ptx/ring_transposed.ptx")),
     ("rope", include_str!("../../cuda/ptx/rope.ptx")),
     ("rows", include_str!("../../cuda/ptx/rows.ptx")),
     ("sample", include_str!("../../cuda/ptx/sample.ptx")),

@@ -9,6 +9,26 @@ use super::{
 };
 
 impl Stream {
+    /// Writes zeroes to the first `count` elements of `to`.
+    ///
+    /// # Errors
+    ///
+    /// The device is lost.
+    ///
+    /// # Panics
+    ///
+    /// If there are fewer.
+    pub fn clear<T: Plain>(&self, to: &mut DeviceVec<T>, count: usize) -> Result<(), CudaError> {
+        assert!(count <= to.len(), "what is cleared exists");
+        if count == 0 {
+            return Ok(());
+        }
+        self.cuda().bind()?;
+        // SAFETY: the range exists, and is borrowed exclusively.
+        let result = unsafe { sys::cuMemsetD8Async(to.address_of(0), 0, count * size_of::<T>(), self.raw()) };
+        check("clear memory", result)
+    }
+
     /// Copies `from` to elements `at..` of `to`. The host's memory may be reused at once.
     ///
     /// # Errors

@@ -33,6 +33,7 @@ macro_rules! by_form {
         }
     };
 }
+pub(super) use by_form;
 
 /// A matrix of weights, `[rows, columns]`: a row is an output feature, or a token.
 #[derive(Debug)]

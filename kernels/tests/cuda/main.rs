@@ -13,6 +13,7 @@ mod graph;
 mod linear;
 mod lora;
 mod norm;
+mod ring;
 mod rope;
 mod rows;
 mod sample;

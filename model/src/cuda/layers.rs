@@ -8,6 +8,7 @@ use kernels::{
         CudaError, DeviceVec, Matrix, Stream,
         embed::embed,
         linear::{LinearPart, Workspace, linear, linear_transposed},
+        ring::{RingPart, RingPlanes, linear_ring, linear_ring_transposed},
         rows::{append_rows, split_rows},
         weight::Weight,
     },
@@ -29,6 +30,8 @@ pub(super) struct CudaLinear {
     /// Shared where two layers have the same weights.
     pub(super) weight: Arc<Weight>,
     pub(super) bias: Option<DeviceVec<f32>>,
+    /// What the scales of the weight are relative to as whole numbers, once these are committed to.
+    pub(super) unit: f32,
 }
 
 /// The linear layers of a model by site, and its embedding.
@@ -49,18 +52,24 @@ impl CudaLayers {
     }
 
     /// The layers that `call` is about, and where their outputs lie in a row.
-    fn parts(&self, call: SiteCall) -> Vec<LinearPart<'_>> {
+    fn columns(&self, call: SiteCall) -> impl Iterator<Item = (&CudaLinear, usize)> {
         let layers = &self.layers[call.site.0 as usize];
         let layers = match call.part {
             None => &layers[..],
             Some(part) => std::slice::from_ref(&layers[usize::from(part)]),
         };
-        let mut parts = Vec::with_capacity(layers.len());
-        let mut column = 0;
-        for CudaLinear { weight, bias } in layers {
+        let mut end = 0;
+        layers.iter().map(move |linear| {
+            end += linear.weight.rows();
+            (linear, end - linear.weight.rows())
+        })
+    }
+
+    fn parts(&self, call: SiteCall) -> Vec<LinearPart<'_>> {
+        let mut parts = Vec::new();
+        for (CudaLinear { weight, bias, .. }, column) in self.columns(call) {
             let bias = bias.as_ref().filter(|_| call.op == SiteOp::Forward);
             parts.push(LinearPart { weight, bias, column });
-            column += weight.rows();
         }
         parts
     }
@@ -82,10 +91,34 @@ impl CudaLayers {
     }
 }
 
+impl CudaLayers {
+    /// Evaluates `call` for the rows of words of `x`.
+    fn evaluate_ring(
+        &self,
+        stream: &Stream,
+        planes: &mut RingPlanes,
+        call: SiteCall,
+        x: &Matrix,
+        out: &mut Matrix,
+    ) -> Result<(), CudaError> {
+        let ring = self.sites[call.site.0 as usize].ring.as_ref();
+        let exponent = ring.expect("who asks for the ring path knows that there is one").weight_exponent;
+        let mut parts = Vec::new();
+        for (CudaLinear { weight, unit, .. }, column) in self.columns(call) {
+            parts.push(RingPart { weight, unit: *unit, column });
+        }
+        match call.op {
+            SiteOp::Backward => linear_ring_transposed(stream, x, &parts, exponent, out),
+            SiteOp::Forward | SiteOp::ForwardNoBias => linear_ring(stream, planes, x, &parts, exponent, out),
+        }
+    }
+}
+
 /// What linear layers are evaluated with, kept between passes.
 #[derive(Debug)]
 pub(super) struct LinearScratch {
     workspace: Workspace,
+    planes: RingPlanes,
     /// Rows of split clients on the host, as they come, and as they go.
     guests: Activations,
     answers: Vec<f32>,
@@ -103,6 +136,7 @@ impl LinearScratch {
         let matrix = |kind| Matrix::new(stream.cuda(), kind);
         Ok(Self {
             workspace,
+            planes: RingPlanes::new(stream)?,
             guests: Activations::default(),
             answers: Vec::new(),
             fast: matrix(kind)?,
@@ -252,7 +286,7 @@ pub(super) struct LentCuda<'a> {
 }
 
 impl LentCuda<'_> {
-    /// Evaluates `call` for rows of so many inputs and outputs: all at once, or fewer at a time where memory is short.
+    /// Evaluates `call` for rows of so many inputs and outputs, in words of 32 bits: all at once, or fewer at a time where memory is short.
     fn evaluate_in_parts(
         &mut self,
         call: SiteCall,
@@ -277,7 +311,7 @@ impl LentCuda<'_> {
         Ok(())
     }
 
-    /// Evaluates `call` for so many rows, of so many inputs and outputs. What a pass computes too is rounded as a pass
+    /// Evaluates `call` for so many rows, of so many inputs and outputs, in words of 32 bits. What a pass computes too is rounded as a pass
     /// rounds it: whether a call joins one is no business of whoever calls.
     fn evaluate_rows(
         &mut self,
@@ -287,7 +321,7 @@ impl LentCuda<'_> {
         out: &mut [f32],
     ) -> Result<(), CudaError> {
         let stream = self.device.stream();
-        let LinearScratch { workspace, fast, exact, out: wide, together, .. } = &mut *self.scratch;
+        let LinearScratch { workspace, planes, fast, exact, out: wide, together, .. } = &mut *self.scratch;
         let is_fast = call.path == SitePath::Fast && call.op != SiteOp::Backward;
         let is_head = call.site.0 as usize + 1 == self.layers.sites.len();
         let inputs_as = if is_fast { fast } else { exact };
@@ -295,7 +329,10 @@ impl LentCuda<'_> {
         inputs_as.reshape(rows, inputs)?;
         inputs_as.upload(stream, 0, x)?;
         outputs_as.reshape(rows, outputs)?;
-        self.layers.evaluate(stream, workspace, call, inputs_as, outputs_as)?;
+        match call.path {
+            SitePath::Ring => self.layers.evaluate_ring(stream, planes, call, inputs_as, outputs_as)?,
+            _ => self.layers.evaluate(stream, workspace, call, inputs_as, outputs_as)?,
+        }
         outputs_as.download(stream, 0, out)
     }
 }
@@ -308,9 +345,8 @@ impl LentCuda<'_> {
         x: &Activations,
         out: &mut [f32],
     ) -> Result<(), CudaError> {
-        let (inputs, outputs) = self.layers.sites[call.site.0 as usize]
-            .widths(call.part, call.op)
-            .expect("the site has the part");
+        let site = &self.layers.sites[call.site.0 as usize];
+        let (inputs, outputs) = site.words(call).expect("the site has the part");
         assert_eq!(x.width(), inputs, "rows are as wide as what goes in");
         let out = &mut out[..x.rows() * outputs];
         self.evaluate_in_parts(call, x.values(), (inputs, outputs), out)

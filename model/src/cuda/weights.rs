@@ -157,7 +157,7 @@ fn in_sites(config: &ModelConfig, kind: NumberKind, loaded: Vec<Loaded>) -> Cuda
     let tied = || Loaded { name: module_name(0, Target::LmHead), weight: Arc::clone(&embedding), bias: None };
     sites.push(vec![head.unwrap_or_else(tied)]);
     let shape = |parts: &Vec<Loaded>| site(parts, kind);
-    let linear = |Loaded { weight, bias, .. }| CudaLinear { weight, bias };
+    let linear = |Loaded { weight, bias, .. }| CudaLinear { weight, bias, unit: 1.0 };
     CudaLayers {
         sites: sites.iter().map(shape).collect(),
         layers: sites.into_iter().map(|parts| parts.into_iter().map(linear).collect()).collect(),

@@ -26,7 +26,8 @@ pub(crate) fn ring_sites(compute: &mut Compute, sites: &[Vec<&PackedMatrix>]) ->
     made.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn ring_site(matrices: &[&PackedMatrix]) -> Option<RingSite> {
+/// The promise of a site that has these matrices one below the other; `None` if it has no ring path.
+pub(crate) fn ring_site(matrices: &[&PackedMatrix]) -> Option<RingSite> {
     let forms: Vec<RingForm> = matrices.iter().map(|matrix| matrix.ring_form()).collect::<Option<_>>()?;
     let exponent = RingForm::common(&forms)?;
     let columns = matrices.first()?.columns();

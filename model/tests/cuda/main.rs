@@ -6,6 +6,7 @@ mod company;
 mod golden;
 #[path = "../golden_support/mod.rs"]
 mod golden_support;
+mod ring;
 mod shortage;
 mod steps;
 mod support;

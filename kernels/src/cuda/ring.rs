@@ -1,0 +1,196 @@
+//! Linear layers modulo 2^64: the whole numbers of [`linear_ring`](crate::linear_ring()), to the last bit. See `ring.cu`,
+//! `ring_transposed.cu`.
+//!
+//! A word of 64 bits is two numbers of a [`Matrix`] of 32 bits, the low half first, which nobody computes with as floats: rows are
+//! twice as wide as they are long.
+
+use super::{
+    CudaError, DeviceVec, Matrix, Stream, Weight,
+    launch::{Arg, Shape, count, launch},
+    weight::{by_form, number_kind},
+};
+use crate::lora::NumberKind;
+
+/// Threads of a block.
+const THREADS: u32 = 256;
+
+/// Elements of a row whose planes of bytes lie together, and bytes of all planes of one element.
+const GROUP: usize = 32;
+const WORD_BYTES: usize = 8;
+
+/// Rows and outputs that a block makes: `TILE_ROWS`, `BAND` of `ring.cu`.
+const TILE: (usize, usize) = (8, 16);
+
+/// Rows and inputs that a block makes of the transposed product, and outputs that it sums over at most.
+const TRANSPOSED_TILE: (usize, usize) = (4, 256);
+const SLICE: usize = 512;
+
+/// A matrix, and where its outputs go in a row of `out`.
+#[derive(Debug, Clone, Copy)]
+pub struct RingPart<'a> {
+    /// The weights.
+    pub weight: &'a Weight,
+    /// The power of two that the scales of a block format are relative to: [`PackedForm::unit`](crate::PackedForm::unit) of the
+    /// stored tensor.
+    pub unit: f32,
+    /// Word of a row of `out` of the first output feature.
+    pub column: usize,
+}
+
+impl RingPart<'_> {
+    /// What the kernels multiply weights with to have whole numbers times `2^exponent`: `Factors` of `ring.cuh`.
+    fn factors(&self, exponent: i32) -> [Arg; 2] {
+        let power = |n: i32| 2.0f32.powi(n.clamp(-126, 127));
+        let [first, then] = match number_kind(self.weight.kind()) {
+            Some(_) => [power(24), power(-24 - exponent)],
+            None => [1.0 / self.unit, self.unit * power(-exponent)],
+        };
+        [Arg::F32(first), Arg::F32(then)]
+    }
+}
+
+/// Rows as the tensor cores take them. Belongs to one stream.
+#[derive(Debug)]
+pub struct RingPlanes {
+    bytes: DeviceVec<u8>,
+}
+
+impl RingPlanes {
+    /// Without rows.
+    ///
+    /// # Errors
+    ///
+    /// The device has no room.
+    pub fn new(stream: &Stream) -> Result<Self, CudaError> {
+        Ok(Self { bytes: DeviceVec::new(stream.cuda(), 0)? })
+    }
+
+    /// Enqueues writing the planes of `x`.
+    fn write(&mut self, stream: &Stream, x: &Matrix) -> Result<(), CudaError> {
+        let groups = length(x).div_ceil(GROUP);
+        let needed = x.rows() * groups * GROUP * WORD_BYTES;
+        if needed > self.bytes.len() {
+            self.bytes = DeviceVec::new(stream.cuda(), needed)?;
+        }
+        let arguments = [
+            Arg::Ptr(x.address()),
+            Arg::U32(count(x.rows())),
+            Arg::U32(count(length(x))),
+            Arg::U32(count(groups)),
+            Arg::Ptr(self.bytes.address()),
+        ];
+        let blocks = needed.div_ceil(WORD_BYTES * THREADS as usize);
+        // SAFETY: 1. The kernel is declared with these arguments. 2. x has so many rows of so many words; there is room for the
+        // planes. 3. What it writes is borrowed exclusively.
+        unsafe { launch(stream, "ring_planes", Shape::line(blocks, THREADS), &arguments) }
+    }
+}
+
+/// `out[r, column + o] = sum_k W[o, k] x[r, k]` modulo 2^64 for every part, in units of `2^exponent`: x is `[rows, inputs]`, a
+/// weight `[outputs, inputs]`, out `[rows, _]`, all but the weights of words. Words of no part are left as they are. The
+/// exponent is at least the [smallest](crate::RingForm::smallest) of each part.
+///
+/// The first call of a shape may take memory: it must not be recorded in a graph.
+///
+/// # Errors
+///
+/// The device is lost, or has no room for the planes of x.
+///
+/// # Panics
+///
+/// If the shapes do not fit together, or rows are no words.
+pub fn linear_ring(
+    stream: &Stream,
+    planes: &mut RingPlanes,
+    x: &Matrix,
+    parts: &[RingPart<'_>],
+    exponent: i32,
+    out: &mut Matrix,
+) -> Result<(), CudaError> {
+    check_parts(parts, (length(x), length(out)));
+    assert_eq!(x.rows(), out.rows(), "an output row for each row");
+    planes.write(stream, x)?;
+    for part in parts {
+        let (outputs, [first, then]) = (part.weight.rows(), part.factors(exponent));
+        let arguments = [
+            Arg::Ptr(part.weight.address()),
+            Arg::U32(count(outputs)),
+            Arg::U32(count(part.weight.columns())),
+            first,
+            then,
+            Arg::Ptr(planes.bytes.address()),
+            Arg::U32(count(x.rows())),
+            Arg::Ptr(out.address() + (WORD_BYTES * part.column) as u64),
+            Arg::U32(count(length(out))),
+        ];
+        let shape = Shape::plane(x.rows().div_ceil(TILE.0), outputs.div_ceil(TILE.1), THREADS);
+        // SAFETY: 1. The kernels are declared with these arguments. 2. The planes are those of x, whose rows are as long as the
+        // weight's; the part's words lie within out's rows, as was checked. 3. What it writes is borrowed exclusively.
+        unsafe { launch(stream, by_form!("ring", part.weight.kind()), shape, &arguments)? };
+    }
+    Ok(())
+}
+
+/// `out[r, i] = sum over parts and their outputs o of g[r, column + o] W[o, i]` modulo 2^64, in units of `2^exponent` as above:
+/// g is `[rows, _]`, out `[rows, inputs]`, of words. Without parts it is zero.
+///
+/// # Errors
+///
+/// The device is lost.
+///
+/// # Panics
+///
+/// If the shapes do not fit together, or rows are no words.
+pub fn linear_ring_transposed(
+    stream: &Stream,
+    g: &Matrix,
+    parts: &[RingPart<'_>],
+    exponent: i32,
+    out: &mut Matrix,
+) -> Result<(), CudaError> {
+    check_parts(parts, (length(out), length(g)));
+    assert_eq!(g.rows(), out.rows(), "an output row for each row");
+    out.clear(stream)?;
+    for part in parts {
+        let (weight, [first, then]) = (part.weight, part.factors(exponent));
+        let arguments = [
+            Arg::Ptr(weight.address()),
+            Arg::U32(count(weight.rows())),
+            Arg::U32(count(weight.columns())),
+            first,
+            then,
+            Arg::Ptr(g.address() + (WORD_BYTES * part.column) as u64),
+            Arg::U32(count(g.rows())),
+            Arg::U32(count(length(g))),
+            Arg::U32(count(SLICE)),
+            Arg::Ptr(out.address()),
+        ];
+        let blocks =
+            [weight.columns().div_ceil(TRANSPOSED_TILE.1), g.rows().div_ceil(TRANSPOSED_TILE.0)].map(count);
+        let grid = [blocks[0], blocks[1], count(weight.rows().div_ceil(SLICE))];
+        let shape = Shape { grid, threads: THREADS, shared_bytes: 0 };
+        // SAFETY: 1. The kernels are declared with these arguments. 2. The part's words lie within g's rows, as was checked, and
+        // out's rows are as long as the weight's. 3. What it writes is borrowed exclusively.
+        unsafe { launch(stream, by_form!("ring_transposed", weight.kind()), shape, &arguments)? };
+    }
+    Ok(())
+}
+
+/// Words of a row.
+fn length(rows: &Matrix) -> usize {
+    assert!(rows.kind() == NumberKind::F32 && rows.width().is_multiple_of(2), "rows of words");
+    rows.width() / 2
+}
+
+/// Panics unless `parts` take rows of `inputs` words and lie side by side in rows of `stride`.
+fn check_parts(parts: &[RingPart<'_>], (inputs, stride): (usize, usize)) {
+    let end = |part: &RingPart<'_>| part.column + part.weight.rows();
+    for part in parts {
+        assert_eq!(part.weight.columns(), inputs, "weights have the width of rows");
+        assert!(end(part) <= stride, "the part lies within a row");
+    }
+    assert!(
+        parts.windows(2).all(|pair| end(&pair[0]) <= pair[1].column),
+        "parts take disjoint columns, in ascending order"
+    );
+}
