@@ -168,7 +168,8 @@ fn stolen(victim: &Victim, base: &ClientBase, layer: usize) -> [Rows; 2] {
     let delta = steal(&crossed, base.config(), &[]).delta;
     let adapter = Adapter::read(&example_adapter(ADAPTER), base.config()).unwrap();
     let rows = |matrix: &Matrix| {
-        let columns: Vec<Vec<f32>> = matrix.columns().map(|column| column.iter().map(|x| *x as f32).collect()).collect();
+        let columns: Vec<Vec<f32>> =
+            matrix.columns().map(|column| column.iter().map(|x| *x as f32).collect()).collect();
         Rows { width: columns[0].len(), values: columns.concat() }
     };
     [rows(&delta), rows(&own_delta(&adapter, layer).1)]
@@ -178,7 +179,8 @@ fn stolen(victim: &Victim, base: &ClientBase, layer: usize) -> [Rows; 2] {
 fn assert_blind(mode: Mode) {
     let base = base();
     let prompts = distinct_tokens(&base, base.config().hidden_size + 64 + UNSEEN);
-    let (victim, bare) = (Victim::visited(mode, &base, &prompts), Victim::visited(Mode::Bare, &base, &prompts));
+    let (victim, bare) =
+        (Victim::visited(mode, &base, &prompts), Victim::visited(Mode::Bare, &base, &prompts));
     let first = site(&base, 0, Qkv);
     let (sent, truth) = (victim.sent(first).seen(), bare.sent(first).seen());
     println!("{mode:?}");
@@ -226,7 +228,8 @@ fn twice(mode: Mode) -> (Rows, Rows, Vec<u32>, Curious) {
     let prompt = Text::load(&base.files).unwrap().encode_raw(SECRET).unwrap();
     let first = site(&base, 0, Qkv);
     let victim = Victim::new(mode, &[first]);
-    (0..2).for_each(|_| pass(&mut client(&victim.first, victim.masking.clone(), KvDtype::Auto), &prompt, None));
+    (0..2)
+        .for_each(|_| pass(&mut client(&victim.first, victim.masking.clone(), KvDtype::Auto), &prompt, None));
     let sent = victim.sent(first).seen();
     assert_eq!(sent.count(), 2 * prompt.len());
     (part(&sent, 0..prompt.len()), part(&sent, prompt.len()..2 * prompt.len()), prompt, victim.first)
@@ -276,11 +279,13 @@ fn gradients_at_the_head_do_not_tell_what_is_learned() {
     let (text, head) = (Text::load(&base.files).unwrap().encode_raw(SECRET).unwrap(), site(&base, 0, Head));
     for mode in [Mode::Bare, Mode::Shares, Mode::Pads] {
         let victim = Victim::new(mode, &[head]);
-        let mut trainer = remote_trainer(Box::new(victim.first.clone()), &real_model(), victim.masking.clone());
+        let mut trainer =
+            remote_trainer(Box::new(victim.first.clone()), &real_model(), victim.masking.clone());
         learn(&mut trainer, &example_adapter(ADAPTER), &text);
         let gradients = victim.first.whole(head, Op::Backward, End::Sent);
         let rows = gradients.seen();
-        let peak = |row: &[f32]| (0..row.len()).max_by(|&a, &b| row[a].abs().total_cmp(&row[b].abs())).unwrap();
+        let peak =
+            |row: &[f32]| (0..row.len()).max_by(|&a, &b| row[a].abs().total_cmp(&row[b].abs())).unwrap();
         let found: Vec<u32> = rows.iter().map(|row| u32::try_from(peak(row)).unwrap()).collect();
         let hits = hits(&found, &text[1..]);
         println!("{mode:?}: {hits} of {}", found.len());

@@ -49,7 +49,9 @@ pub(crate) fn assert_uniform(what: &str, rows: &Whole) {
     let centred = |byte: u8| (f64::from(byte) - 127.5) / (65_535.0_f64 / 12.0).sqrt();
     let products: f64 = bytes.windows(2).map(|pair| centred(pair[0]) * centred(pair[1])).sum();
     let serial = products / count.sqrt();
-    println!("  {what}: {count} bytes, chi-squared {surprise:+.2}, serial correlation {serial:+.2} standard deviations");
+    println!(
+        "  {what}: {count} bytes, chi-squared {surprise:+.2}, serial correlation {serial:+.2} standard deviations"
+    );
     assert!(surprise.abs() <= SIGMAS && serial.abs() <= SIGMAS, "{what}");
 }
 
@@ -68,6 +70,9 @@ pub(crate) fn paired(rows: &Rows, others: &Rows) -> usize {
 pub(crate) fn assert_rare(what: &str, hits: usize, tries: usize, likely: f64) {
     // Of as many hits, chance would make more than this one time in a million.
     let most = likely + SIGMAS * likely.sqrt() + SIGMAS;
-    println!("  {what}: {hits} of {tries} ({:.2} %), where chance makes up to {likely:.1}", 100.0 * hits as f64 / tries as f64);
+    println!(
+        "  {what}: {hits} of {tries} ({:.2} %), where chance makes up to {likely:.1}",
+        100.0 * hits as f64 / tries as f64
+    );
     assert!(hits as f64 <= most, "{what}: {hits} of {tries}");
 }

@@ -64,7 +64,11 @@ impl Whole {
 
 /// Numbers of words of 32 bits, the lower half first.
 fn numbers(words: &[f32]) -> impl Iterator<Item = u64> {
-    words.as_chunks::<2>().0.iter().map(|[low, high]| u64::from(high.to_bits()) << 32 | u64::from(low.to_bits()))
+    words
+        .as_chunks::<2>()
+        .0
+        .iter()
+        .map(|[low, high]| u64::from(high.to_bits()) << 32 | u64::from(low.to_bits()))
 }
 
 /// A call as it crossed.
