@@ -145,7 +145,9 @@ impl Base {
                     }
                 };
                 let mut base = base.with_precision(rounding(config.precision));
-                base.commit();
+                if config.offers_exact() {
+                    base.commit();
+                }
                 let known = base.facts();
                 let (architecture, identity) = (known.architecture.clone(), known.identity);
                 let suits = if base.is_exact() { LoraPrecision::Exact } else { LoraPrecision::Compact };
@@ -153,7 +155,7 @@ impl Base {
                 Ok((Self::Cpu(Box::new(base)), told))
             }
             DeviceChoice::Cuda { ordinal } => {
-                let loaded = cuda::open_alone(path, ordinal, cores.len(), progress)?;
+                let loaded = cuda::open_alone(path, ordinal, cores.len(), config.offers_exact(), progress)?;
                 let cuda::Alone { model, architecture, identity, suits, bytes } = loaded;
                 Ok((Self::Cuda(Box::new(model)), Told { architecture, identity, suits, bytes }))
             }

@@ -171,8 +171,8 @@ pub enum CallError {
     },
     /// The site cannot be asked exactly.
     #[error(
-        "site {site} has no ring path, which pads, shares and --verify need: use another base, or an executor that computes on a \
-         CPU"
+        "site {site} has no ring path, which pads, shares and --verify need: whoever runs the executor offers it with \
+         `[layers] exact = true` (--layer-exact), but for bases that come from a disk"
     )]
     NoRing {
         /// Which site.

@@ -147,6 +147,8 @@ sections! {
         tenant_bytes: ByteCount, --"layer-tenant-bytes" "BYTES", Is("256MiB"), Executor;
         /// Rows a tenant may have computed in a second
         rows_per_s: u32, --"layer-rows-per-s" "ROWS_PER_S", Preset::None, Executor;
+        /// Offers exact arithmetic, which sound masking takes: all weights are read and hashed at the start
+        exact: bool, --"layer-exact" "BOOL", Is("false"), Executor;
     }
 
     /// `[gateway]`: the process that speaks HTTP.

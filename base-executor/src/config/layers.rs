@@ -66,6 +66,9 @@ pub struct LayerFlags {
     /// Rows a second of one tenant [default: as many as are computed].
     #[arg(long = "layer-rows-per-s", value_name = "ROWS_PER_S")]
     pub rows_per_s: Option<u32>,
+    /// Offers exact arithmetic, which sound masking takes: all weights are read and hashed at the start.
+    #[arg(long = "layer-exact")]
+    pub exact: bool,
 }
 
 /// Where split clients of this host connect.

@@ -52,6 +52,13 @@ impl Config {
         self.layer_socket().map(|socket| self.layers.places(socket, own, lent))
     }
 
+    /// Whether split clients are offered exact arithmetic. To commit to all weights is a matter of seconds for large models, so that
+    /// it is done for those alone who ask for it.
+    #[must_use]
+    pub fn offers_exact(&self) -> bool {
+        self.layers.exact && self.layer_socket().is_some()
+    }
+
     fn beside(&self, name: &str) -> PathBuf {
         self.socket.as_ref().map_or_else(|| name.into(), |socket| socket.with_file_name(name))
     }

@@ -120,8 +120,7 @@ impl Opening for Host {
             kv_dtype: kv_dtype(config.kv_dtype),
         };
         let mut model = ResidentModel::new(weights, &options)?;
-        // Of use to split clients alone.
-        if config.layer_places().is_some() {
+        if config.offers_exact() {
             model.commit();
         }
         Ok(model)

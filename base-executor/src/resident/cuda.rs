@@ -57,16 +57,16 @@ pub fn open(
     progress.stage("opening the GPU");
     let cuda = Cuda::open(ordinal)?;
     let plan = plan(config, &cuda, &base)?;
-    let serves_layers = config.layer_places().is_some();
-    opening::open(Gpu { cuda, plan, serves_layers }, base, config, progress, arrivals)
+    let offers_exact = config.offers_exact();
+    opening::open(Gpu { cuda, plan, offers_exact }, base, config, progress, arrivals)
 }
 
 /// A GPU, and what of its memory is for what.
 struct Gpu {
     cuda: Arc<Cuda>,
     plan: MemoryPlan,
-    /// Whether there may be split clients, who may mask their rows.
-    serves_layers: bool,
+    /// Whether it commits to its weights, for split clients who mask their rows.
+    offers_exact: bool,
 }
 
 impl Opening for Gpu {
@@ -80,7 +80,7 @@ impl Opening for Gpu {
     fn load(&self, base: &Base, progress: &Progress) -> anyhow::Result<CudaWeights> {
         let told = |at: LoadProgress| progress.done(at.done, at.total);
         let mut weights = CudaWeights::load(&*base.source, &self.cuda, base.cores.len(), &told)?;
-        if self.serves_layers {
+        if self.offers_exact {
             weights.commit(&*base.source, base.cores.len())?;
         }
         Ok(weights)
@@ -178,6 +178,7 @@ pub(crate) fn open_alone(
     path: &Path,
     ordinal: u32,
     threads: usize,
+    offers_exact: bool,
     progress: &Progress,
 ) -> anyhow::Result<Alone> {
     let files = ModelFiles::at(path)?;
@@ -192,7 +193,9 @@ pub(crate) fn open_alone(
     let cuda = Cuda::open(ordinal)?;
     let told = |at: LoadProgress| progress.done(at.done, at.total);
     let mut weights = CudaWeights::load(&source, &cuda, threads, &told)?;
-    weights.commit(&source, threads)?;
+    if offers_exact {
+        weights.commit(&source, threads)?;
+    }
     let (bytes, suits) = (weights.bytes(), weights.adapter_precision());
     let architecture = source.config().architecture.clone();
     let identity = source.identity(text);

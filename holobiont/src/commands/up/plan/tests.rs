@@ -153,7 +153,7 @@ fn every_setting_reaches_its_process() {
         memory = { device = "4 KiB", host = "1 KiB", disk = "2 KiB", directory = "/h", policy = "lru", tau_ms = 29, process = "1/2" }
         speculation = { draft = "ngram", draft_tokens = 30, draft_bytes = "2 KiB" }
         workers = { cores = "2", count = 1, spin_us = 20 }
-        layers = { local = false, listen = "127.0.0.1:20", cert = "/c", cert_key = "/ck", client_ca = "/ca", gateways = "front,spare", key_file = "/lk", batching = "lockstep", wait_factor = 1.5, training_share = 0.25, max_sessions = 21, tenant_sessions = 22, tenant_rows = 23, tenant_bytes = "1 KiB", rows_per_s = 24 }
+        layers = { local = false, listen = "127.0.0.1:20", cert = "/c", cert_key = "/ck", client_ca = "/ca", gateways = "front,spare", key_file = "/lk", batching = "lockstep", wait_factor = 1.5, training_share = 0.25, max_sessions = 21, tenant_sessions = 22, tenant_rows = 23, tenant_bytes = "1 KiB", rows_per_s = 24, exact = true }
         deployment = { grace_ms = 9 }
         adapters = { a = "/x", b = "y" }
     "#;
@@ -172,7 +172,7 @@ fn every_setting_reaches_its_process() {
         --device-bytes 4096 --host-bytes 1024 --disk-bytes 2048 --disk-directory /h --cache-policy lru --cache-tau-ms 29 --process-memory 1/2 --draft ngram --draft-tokens 30 --draft-bytes 2048 \
         --layer-listen 127.0.0.1:20 --layer-cert /c --layer-cert-key /ck --layer-client-ca /ca --layer-key-file /lk --layer-gateways front,spare \
         --layer-batching lockstep --layer-wait-factor 1.5 --layer-training-share 0.25 --layer-max-sessions 21 --layer-tenant-sessions 22 --layer-tenant-rows 23 \
-        --layer-tenant-bytes 1024 --layer-rows-per-s 24";
+        --layer-tenant-bytes 1024 --layer-rows-per-s 24 --layer-exact";
     assert!(executor.ends_with(expected), "{executor}");
 
     let worker =
