@@ -93,7 +93,7 @@ def test_rows_through_every_layer_are_those_of_numpy_forward_and_backward(base):
             bias = tensors.get(f"{name}.bias", np.zeros(weight.shape[1], np.float32))
             x = random.normal(size=(7, weight.shape[0])).astype(np.float32)
             g = random.normal(size=(7, weight.shape[1])).astype(np.float32)
-            for path in Path:
+            for path in (Path.FAST, Path.LINEAR):
                 np.testing.assert_allclose(session.call(site, x, part=part, path=path), x @ weight + bias, atol=1e-4)
             np.testing.assert_allclose(session.call(site, x, part=part, op=Op.FORWARD_NO_BIAS), x @ weight, atol=1e-4)
             np.testing.assert_allclose(session.call(site, g, part=part, op=Op.BACKWARD), g @ weight.T, atol=1e-4)
