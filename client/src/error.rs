@@ -1,16 +1,18 @@
 //! What can go wrong between a client and its executor.
 //!
 //! [`LinkError`] is about one connection; a session mends most of them by making another. [`CallError`] is what remains
-//! after that: what a caller is told.
+//! after that: what a caller is told. `pads`: what of it is about pads.
+
+mod pads;
 
 use std::io;
-
-use crate::masking::pads::pool::PoolError;
 
 use shmproto::{
     handover::ConnectError,
     layer::control::{RefusalCode, Refused},
 };
+
+pub use self::pads::PoolError;
 
 /// Why a connection could not be made, or is of no use any more.
 #[derive(Debug, thiserror::Error)]

@@ -16,7 +16,7 @@
 //!
 //! - this file: what a mask is, and the one that hides nothing
 //! - `paper`: rotating noises
-//! - `ring`: exact arithmetic, over any route; `fixed_point`: rows as whole numbers
+//! - `ring`: exact arithmetic, over any route; `fixed_point`: rows as whole numbers; `whole`: how these travel
 //! - [`shares`]: the route over two executors; [`pads`]: that over one, with pads from a disk
 //! - [`verify`]: whether answers are true
 
@@ -26,6 +26,7 @@ mod paper;
 mod ring;
 pub mod shares;
 pub mod verify;
+mod whole;
 
 use std::{fmt, sync::Arc};
 
@@ -210,7 +211,7 @@ pub fn commitment(rings: &[control::Ring]) -> [u8; 32] {
 /// # Errors
 /// It does not: a site has no ring path.
 pub fn session_commitment(session: &Session) -> Result<[u8; 32], CallError> {
-    Ok(commitment(&ring::offers(session)?))
+    Ok(commitment(&whole::offers(session)?))
 }
 
 /// A site of `sites` as people read it: its number, and where they are the groups of blocks, which group of which layer.

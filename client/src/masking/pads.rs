@@ -6,13 +6,14 @@
 //! # Layout
 //!
 //! - this file: the route
-//! - [`pool`]: pads on a disk; `file`: those of a site; `journal`: which of them are gone; `manifest`: of which weights they are
+//! - [`pool`]: pads on a disk; `file`: those of a site; `journal`: which of them are gone; `manifest`: of which weights they are; `pad`: one of them
 //! - [`maker`]: how they are made
 
 mod file;
 mod journal;
 pub mod maker;
 mod manifest;
+mod pad;
 pub mod pool;
 
 use std::{
@@ -29,7 +30,8 @@ use self::{
 };
 use super::{
     Direction,
-    ring::{Route, offers, words, words_mut},
+    ring::Route,
+    whole::{offers, words, words_mut},
 };
 use crate::{
     error::CallError,

@@ -6,9 +6,13 @@
 use std::{collections::BTreeMap, fmt};
 
 use model::sites::SiteId;
-use shmproto::layer::{Op, Path, control::Ring as Offer};
+use shmproto::layer::{Op, Path};
 
-use super::{Direction, Mask, Place, fixed_point, site_name, verify::Verifying};
+use super::{
+    Direction, Mask, Place, fixed_point, site_name,
+    verify::Verifying,
+    whole::{offers, words, words_mut},
+};
 use crate::{
     error::CallError,
     session::{
@@ -16,9 +20,6 @@ use crate::{
         calls::{Ask, has_path},
     },
 };
-
-/// Numbers travel as two words of 32 bits, the lower half first, which is how they lie in memory here.
-const _: () = assert!(cfg!(target_endian = "little"), "numbers of 64 bits are sent as they lie in memory");
 
 /// How rows of whole numbers get through a site.
 pub(super) trait Route: Send + fmt::Debug {
@@ -30,16 +31,6 @@ pub(super) trait Route: Send + fmt::Debug {
     /// # Errors
     /// The executor is gone, or refuses.
     fn call(&mut self, session: &mut Session, ask: Ask, x: &[u64], out: &mut [u64]) -> Result<(), CallError>;
-}
-
-/// Numbers as they travel.
-pub(super) fn words(numbers: &[u64]) -> &[f32] {
-    bytemuck::cast_slice(numbers)
-}
-
-/// Numbers as they travel.
-pub(super) fn words_mut(numbers: &mut [u64]) -> &mut [f32] {
-    bytemuck::cast_slice_mut(numbers)
 }
 
 /// Rows as they are.
@@ -143,18 +134,6 @@ fn ask_bias(session: &mut Session, place: Place, outputs: usize) -> Result<Optio
     let (zeros, mut bias) = (vec![0.0; site.columns as usize], vec![0.0; outputs]);
     session.call(place.ask(Path::Linear), &zeros, &mut bias)?;
     Ok(Some(bias))
-}
-
-/// What a session's sites say of their integers.
-///
-/// # Errors
-/// One has no ring path.
-pub(super) fn offers(session: &Session) -> Result<Vec<Offer>, CallError> {
-    let offer = |(site, number): (&shmproto::layer::control::Site, u32)| {
-        let ring = site.ring.filter(|ring| ring.l1.iter().all(|&l1| fixed_point::bits(l1).is_some()));
-        ring.filter(|_| has_path(site, Path::Ring)).ok_or(CallError::NoRing { site: number })
-    };
-    session.catalog().sites.iter().zip(0..).map(offer).collect()
 }
 
 impl Mask for Ring {

@@ -9,8 +9,9 @@ use shmproto::layer::{Source, draw::Draw};
 use zeroize::Zeroize as _;
 
 use super::{
-    ring::{Route, offers, words, words_mut},
+    ring::Route,
     site_name,
+    whole::{offers, words, words_mut},
 };
 use crate::{
     error::CallError,

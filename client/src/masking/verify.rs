@@ -15,9 +15,8 @@ use shmproto::layer::draw::Draw;
 use zeroize::Zeroize as _;
 
 use super::{
-    Direction, Place, fixed_point,
-    ring::{offers, words, words_mut},
-    site_name,
+    Direction, Place, fixed_point, site_name,
+    whole::{offers, words, words_mut},
 };
 use crate::{error::CallError, secrets, session::Session};
 

@@ -16,7 +16,8 @@ use rustix::fs::{FallocateFlags, fallocate};
 use shmproto::layer::draw::{KEY_BYTES, Key};
 use zeroize::Zeroizing;
 
-use super::pool::{Pad, PoolError};
+use super::pad::Pad;
+use crate::error::PoolError;
 
 const CHECK_BYTES: usize = 16;
 

@@ -16,7 +16,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::pool::PoolError;
+use crate::error::PoolError;
 
 /// Most pads of a file that one generation burns.
 pub(super) const BURN_PADS: u64 = 64;

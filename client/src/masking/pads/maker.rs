@@ -9,7 +9,7 @@ use zeroize::{Zeroize as _, Zeroizing};
 use super::pool::{Pool, PoolError, Shape};
 use crate::{
     error::CallError,
-    masking::{self, Direction, fixed_point, ring::words_mut, verify::evaluate},
+    masking::{self, Direction, fixed_point, verify::evaluate, whole::words_mut},
     secrets,
 };
 use shmproto::layer::control::Ring;

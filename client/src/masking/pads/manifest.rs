@@ -10,7 +10,8 @@ use std::{
     path::Path,
 };
 
-use super::pool::{PoolError, Shape};
+use super::pad::Shape;
+use crate::error::PoolError;
 
 /// Begins a manifest; the last letter is the version.
 const MAGIC: &[u8; 8] = b"HOLOPAD1";

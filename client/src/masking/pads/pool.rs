@@ -19,157 +19,16 @@ use std::{
 
 use model::sites::SiteId;
 use rustix::fs::{FlockOperation, flock};
-use shmproto::layer::draw::{Draw, Key};
-use zeroize::Zeroize as _;
+use shmproto::layer::draw::Key;
 
+pub use super::pad::{Pad, Shape};
 use super::{
     file::PadFile,
     journal::{BURN_PADS, Journal, Mark},
     manifest::Manifest,
 };
+pub use crate::error::PoolError;
 use crate::masking::Direction;
-
-/// Why there is no pad.
-#[derive(Debug, thiserror::Error)]
-pub enum PoolError {
-    /// A file cannot be read or written.
-    #[error("{}: {source}", path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// Cause.
-        source: io::Error,
-    },
-    /// Another process has it.
-    #[error("another process uses the pads in {}: a pool is one process's at a time", path.display())]
-    Held {
-        /// The pool.
-        path: PathBuf,
-    },
-    /// What it holds makes no sense.
-    #[error("{} is broken ({reason}): remove the pool and prepare another; a pad of it is never guessed at", path.display())]
-    Corrupt {
-        /// The file.
-        path: PathBuf,
-        /// In what way.
-        reason: &'static str,
-    },
-    /// There is none.
-    #[error("there are no pads in {}: make some with `holobiont-client pads prepare`", path.display())]
-    Absent {
-        /// The directory.
-        path: PathBuf,
-    },
-    /// Its original may be in use as well.
-    #[error("{} is a copy of another pool, whose pads may be used there: prepare one for this place", path.display())]
-    Copied {
-        /// The pool.
-        path: PathBuf,
-    },
-    /// Its pads are of another model.
-    #[error("the pads in {} are of other weights than the executor's: prepare a pool for these", path.display())]
-    OtherWeights {
-        /// The pool.
-        path: PathBuf,
-    },
-    /// All are used.
-    #[error(
-        "the pads of {site} are used up ({left} are left where {wanted} are needed): make more with `holobiont-client pads \
-         prepare`, or say `--pads-empty wait`"
-    )]
-    Empty {
-        /// Which site, and which way.
-        site: String,
-        /// How many there are.
-        left: u64,
-        /// How many it takes.
-        wanted: u64,
-    },
-    /// More would be kept than may be.
-    #[error(
-        "pads for {tokens} tokens take {wanted} bytes, and {left} are left of --pad-bytes: {fit} tokens would fit"
-    )]
-    Budget {
-        /// Of so many tokens.
-        tokens: u64,
-        /// What they take.
-        wanted: u64,
-        /// What there may be more.
-        left: u64,
-        /// How many would.
-        fit: u64,
-    },
-}
-
-impl PoolError {
-    pub(super) fn io(path: &Path, source: io::Error) -> Self {
-        Self::Io { path: path.to_owned(), source }
-    }
-
-    pub(super) fn corrupt(path: &Path, reason: &'static str) -> Self {
-        Self::Corrupt { path: path.to_owned(), reason }
-    }
-}
-
-/// A pad: numbers that cover one row, once, and what the site makes of them. Overwritten when it is dropped.
-pub struct Pad {
-    key: Key,
-    effect: Vec<u64>,
-}
-
-impl std::fmt::Debug for Pad {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Pad(..)")
-    }
-}
-
-impl Pad {
-    pub(super) fn new(key: Key, effect: Vec<u64>) -> Self {
-        Self { key, effect }
-    }
-
-    /// Writes its numbers, as words of 32 bits.
-    pub(super) fn fill(&self, words: &mut [f32]) {
-        Draw { key: self.key.clone(), first: 0 }.fill(0, words.len().max(1), words);
-    }
-
-    /// What the site makes of them.
-    pub(super) fn effect(&self) -> &[u64] {
-        &self.effect
-    }
-
-    /// Tells it from all others.
-    #[must_use]
-    pub fn key(&self) -> &Key {
-        &self.key
-    }
-}
-
-impl Drop for Pad {
-    fn drop(&mut self) {
-        self.effect.zeroize();
-    }
-}
-
-/// The shape of a site.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Shape {
-    /// Input features.
-    pub columns: u32,
-    /// Output features of all parts.
-    pub outputs: u32,
-}
-
-impl Shape {
-    /// Numbers of a row, and of the answer to it.
-    pub(super) fn widths(self, direction: Direction) -> (usize, usize) {
-        let (columns, outputs) = (self.columns as usize, self.outputs as usize);
-        match direction {
-            Direction::Forward => (columns, outputs),
-            Direction::Backward => (outputs, columns),
-        }
-    }
-}
 
 /// A pool that this process holds.
 #[derive(Debug)]

@@ -18,7 +18,7 @@ const FLOAT_LIMIT: f32 = 64.0;
 /// Units of scales within which every product with a power of two that is taken here is a normal number.
 const UNITS: std::ops::RangeInclusive<i32> = -80..=80;
 /// Bits of a magnitude: one less than there are, for what rounding adds.
-const MOST_BITS: i32 = 30;
+const MAX_BITS: i32 = 30;
 
 /// How the weights of a matrix are whole numbers times a power of two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,7 +37,7 @@ impl RingForm {
     /// The smallest exponent for which the whole numbers are below 2^30.
     #[must_use]
     pub fn smallest(self) -> i32 {
-        self.exact + self.bits.cast_signed() - MOST_BITS
+        self.exact + self.bits.cast_signed() - MAX_BITS
     }
 
     /// The exponent of matrices that share one: exact for all of them where their whole numbers are small enough, and else the

@@ -1,0 +1,34 @@
+//! Whole numbers as they travel, and which sites take them.
+
+use shmproto::layer::{Path, control::Ring as Offer};
+
+use super::fixed_point;
+use crate::{
+    error::CallError,
+    session::{Session, calls::has_path},
+};
+
+/// Numbers travel as two words of 32 bits, the lower half first, which is how they lie in memory here.
+const _: () = assert!(cfg!(target_endian = "little"), "numbers of 64 bits are sent as they lie in memory");
+
+/// Numbers as they travel.
+pub(super) fn words(numbers: &[u64]) -> &[f32] {
+    bytemuck::cast_slice(numbers)
+}
+
+/// Numbers as they travel.
+pub(super) fn words_mut(numbers: &mut [u64]) -> &mut [f32] {
+    bytemuck::cast_slice_mut(numbers)
+}
+
+/// What a session's sites say of their integers.
+///
+/// # Errors
+/// One has no ring path.
+pub(super) fn offers(session: &Session) -> Result<Vec<Offer>, CallError> {
+    let offer = |(site, number): (&shmproto::layer::control::Site, u32)| {
+        let ring = site.ring.filter(|ring| ring.l1.iter().all(|&l1| fixed_point::bits(l1).is_some()));
+        ring.filter(|_| has_path(site, Path::Ring)).ok_or(CallError::NoRing { site: number })
+    };
+    session.catalog().sites.iter().zip(0..).map(offer).collect()
+}
