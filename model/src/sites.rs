@@ -102,18 +102,28 @@ pub struct RingSite {
 }
 
 impl RingSite {
-    /// Bits that the magnitudes of a row may have, so that no answer has more than 62: forward, and backward.
-    #[must_use]
-    pub fn bits(&self) -> [u32; 2] {
-        let bits_of = |l1: u64| u64::BITS - l1.saturating_sub(1).leading_zeros();
-        self.l1.map(|l1| 62u32.saturating_sub(bits_of(l1)).min(30))
-    }
-
-    /// Whether that is worth anything both ways: 12 bits.
+    /// Whether rows may have bits enough both ways.
     #[must_use]
     pub fn is_usable(&self) -> bool {
-        self.bits().iter().all(|&bits| bits >= 12)
+        self.l1.iter().all(|&l1| ring_bits(l1).is_some())
     }
+}
+
+/// Most bits of a row's largest number on the ring path.
+const MAX_RING_BITS: u32 = 30;
+/// Fewest: weights that leave less room have no ring path.
+const MIN_RING_BITS: u32 = 12;
+/// Bits that an answer may have: with one more it could wrap around.
+const RING_ANSWER_BITS: u32 = 62;
+
+/// Bits that the magnitudes of a row may have on the ring path where sums of the weights' magnitudes come to `l1`: with more an
+/// answer could wrap around. `None` if there would be too few.
+#[must_use]
+pub fn ring_bits(l1: u64) -> Option<u32> {
+    // Of the smallest power of two that is not below.
+    let sum_bits = u64::BITS - l1.saturating_sub(1).leading_zeros();
+    let bits = RING_ANSWER_BITS.checked_sub(sum_bits)?.min(MAX_RING_BITS);
+    (bits >= MIN_RING_BITS).then_some(bits)
 }
 
 /// A site's shape.

@@ -15,7 +15,7 @@ use model::{
         source::{Target, Tensor, TensorId, WeightSource},
     },
     site_model::SiteModel,
-    sites::{EvaluateError, EvaluateSites, RingSite, SiteCall, SiteId, SiteOp, SitePath},
+    sites::{EvaluateError, EvaluateSites, RingSite, SiteCall, SiteId, SiteOp, SitePath, ring_bits},
     sources::{open::open, random::RandomSource},
 };
 
@@ -180,7 +180,7 @@ fn it_is_the_linear_path_within_the_rounding_of_weights_and_rows() {
                     }
                 };
                 let x = numbers(width, 1 + site);
-                let bits = promised.bits()[usize::from(op == SiteOp::Backward)];
+                let bits = ring_bits(promised.l1[usize::from(op == SiteOp::Backward)]).unwrap();
                 let (x_whole, exponent) = whole(&x, bits);
                 let found = through(&mut model, call(site, op, SitePath::Ring), &x_whole);
                 let linear = evaluate(&mut model, call(site, op, SitePath::Linear), &x);
@@ -337,4 +337,13 @@ fn a_base_of_an_unknown_architecture_has_it_and_a_weight_beyond_its_range_takes_
     for (at, site) in model.sites().iter().enumerate() {
         assert_eq!(site.ring.is_none(), at == number, "{}", site.parts[0].name);
     }
+}
+
+#[test]
+fn weights_leave_as_many_bits_as_no_answer_wraps_around_with() {
+    let table = [(0, 30), (1, 30), (1 << 32, 30), ((1 << 32) + 1, 29), (1 << 40, 22), (1 << 50, 12)];
+    for (l1, wanted) in table {
+        assert_eq!(ring_bits(l1), Some(wanted), "{l1}");
+    }
+    assert_eq!([(1 << 50) + 1, 1 << 63, u64::MAX].map(ring_bits), [None; 3]);
 }

@@ -4,24 +4,6 @@
 //! as the weights leave room for. `y = x W` of such rows is exact modulo 2^64 and below 2^62 in magnitude, so that it is read as
 //! a number with a sign without any doubt.
 
-/// Most bits that are kept of a row's largest number.
-const MAX_BITS: u32 = 30;
-
-/// Fewest: what weights leave less room for has no ring path.
-const MIN_BITS: u32 = 12;
-
-/// Bits that an answer may have.
-const ANSWER_BITS: u32 = 62;
-
-/// Bits of a row's largest number where sums of the weights' magnitudes come to `l1`: more, and an answer could wrap around. `None`
-/// if there would be too few.
-pub(super) fn bits(l1: u64) -> Option<u32> {
-    // The smallest power of two that is not below.
-    let sum_bits = u64::BITS - l1.saturating_sub(1).leading_zeros();
-    let bits = ANSWER_BITS.checked_sub(sum_bits)?.min(MAX_BITS);
-    (bits >= MIN_BITS).then_some(bits)
-}
-
 /// Writes `row` as whole numbers below `2^bits` in magnitude, with a sign and modulo 2^64; returns the exponent of the power of two
 /// that they are multiples of. `None` if a number is not finite.
 pub(super) fn to_whole(row: &[f32], bits: u32, whole: &mut [u64]) -> Option<i32> {
@@ -116,15 +98,6 @@ mod tests {
         for bits in [12, 23, 24, 30] {
             there_and_back(&[f32::from_bits(0x3fff_ffff), -1.0], bits);
         }
-    }
-
-    #[test]
-    fn weights_leave_as_many_bits_as_no_answer_wraps_around_with() {
-        let table = [(0, 30), (1, 30), (1 << 32, 30), ((1 << 32) + 1, 29), (1 << 40, 22), (1 << 50, 12)];
-        for (l1, wanted) in table {
-            assert_eq!(bits(l1), Some(wanted), "{l1}");
-        }
-        assert_eq!([(1 << 50) + 1, 1 << 63, u64::MAX].map(bits), [None; 3]);
     }
 
     #[test]

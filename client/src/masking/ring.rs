@@ -5,7 +5,7 @@
 
 use std::{collections::BTreeMap, fmt};
 
-use model::sites::SiteId;
+use model::sites::{SiteId, ring_bits};
 use shmproto::layer::{Op, Path};
 
 use super::{
@@ -166,7 +166,7 @@ impl Mask for Ring {
         }
         let no_ring = || CallError::NoRing { site };
         let offer = session.catalog().sites[site as usize].ring.ok_or_else(no_ring)?;
-        let bits = fixed_point::bits(offer.l1[place.direction as usize]).ok_or_else(no_ring)?;
+        let bits = ring_bits(offer.l1[place.direction as usize]).ok_or_else(no_ring)?;
         self.convert(place, input, bits, rows, session)?;
         self.y.resize(out.len(), 0);
         self.route.call(session, ask, &self.x, &mut self.y)?;

@@ -10,12 +10,14 @@
 use std::{fmt, sync::Arc};
 
 use kernels::Activations;
-use model::sites::{EvaluateError, EvaluateSites, RingSite, Site, SiteCall, SiteId, SiteOp, SitePath};
+use model::sites::{
+    EvaluateError, EvaluateSites, RingSite, Site, SiteCall, SiteId, SiteOp, SitePath, ring_bits,
+};
 use shmproto::layer::draw::Draw;
 use zeroize::Zeroize as _;
 
 use super::{
-    Direction, Place, fixed_point, site_name,
+    Direction, Place, site_name,
     whole::{offers, words, words_mut},
 };
 use crate::{error::CallError, secrets, session::Session};
@@ -130,7 +132,7 @@ fn known(
             Direction::Forward => (outputs, site.columns, Direction::Backward),
             Direction::Backward => (site.columns, outputs, Direction::Forward),
         };
-        let bits = fixed_point::bits(ring.l1[back as usize]).ok_or_else(no_ring)?;
+        let bits = ring_bits(ring.l1[back as usize]).ok_or_else(no_ring)?;
         let mut secret = vec![0; CHECKS * answer];
         secrets.fill(0, 2 * answer, words_mut(&mut secret));
         secrets.first += CHECKS as u64;

@@ -1,8 +1,8 @@
 //! Whole numbers as they travel, and which sites take them.
 
+use model::sites::ring_bits;
 use shmproto::layer::{Path, control::Ring as Offer};
 
-use super::fixed_point;
 use crate::{
     error::CallError,
     session::{Session, calls::has_path},
@@ -27,7 +27,7 @@ pub(super) fn words_mut(numbers: &mut [u64]) -> &mut [f32] {
 /// One has no ring path.
 pub(super) fn offers(session: &Session) -> Result<Vec<Offer>, CallError> {
     let offer = |(site, number): (&shmproto::layer::control::Site, u32)| {
-        let ring = site.ring.filter(|ring| ring.l1.iter().all(|&l1| fixed_point::bits(l1).is_some()));
+        let ring = site.ring.filter(|ring| ring.l1.iter().all(|&l1| ring_bits(l1).is_some()));
         ring.filter(|_| has_path(site, Path::Ring)).ok_or(CallError::NoRing { site: number })
     };
     session.catalog().sites.iter().zip(0..).map(offer).collect()

@@ -9,7 +9,7 @@ use zeroize::{Zeroize as _, Zeroizing};
 use super::pool::{Pool, PoolError, Shape};
 use crate::{
     error::CallError,
-    masking::{self, Direction, fixed_point, verify::evaluate, whole::words_mut},
+    masking::{self, Direction, verify::evaluate, whole::words_mut},
     secrets,
 };
 use shmproto::layer::control::Ring;
@@ -43,7 +43,7 @@ impl Maker {
     /// A site has no ring path.
     pub fn commitment(&self) -> Result<[u8; 32], CallError> {
         let ring = |(site, number): (&model::sites::Site, u32)| {
-            let ring = site.ring.filter(|ring| ring.l1.iter().all(|&l1| fixed_point::bits(l1).is_some()));
+            let ring = site.ring.filter(model::sites::RingSite::is_usable);
             let model::sites::RingSite { weight_exponent, l1, commitment } =
                 ring.ok_or(CallError::NoRing { site: number })?;
             Ok(Ring { weight_exponent, l1, commitment })
