@@ -8,18 +8,21 @@
 //! - [`rate`]: one client beside the resident engine, and what a call costs besides computing (`split`).
 //! - [`load`]: clients that only call; [`batching`] and [`waits`]: how calls are put together (`split-batching`).
 //! - [`mixed`]: split clients beside resident requests (`split-mixed`).
-//! - [`masking`]: what obfuscation costs (`split-masking`).
+//! - [`masking`]: what obfuscation costs, [`exact`]: what secrecy and checked answers cost, [`ring`]: the product that both
+//!   take (`split-masking`).
 //! - [`drafts`]: a client that drafts at home (`speculate`), over links that [`delay`] emulates.
 
 pub(crate) mod batching;
 mod delay;
 pub(crate) mod drafts;
+mod exact;
 pub(crate) mod executor;
 mod load;
 pub(crate) mod masking;
 pub(crate) mod mixed;
 mod model;
 pub(crate) mod rate;
+mod ring;
 mod waits;
 mod watch;
 

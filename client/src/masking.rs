@@ -5,10 +5,10 @@
 //! itself, out of the answer. `g W` is as linear as `x Wᵀ`, so gradients are covered in the same way, by noises of their
 //! own. Whoever keeps a log of the noises finds them again in the rows; the documentation says how.
 //!
-//! [`Masking::Pads`] and [`Masking::Shares`] are sound: rows are whole numbers modulo 2^64 and a pad that is uniform there is added to
+//! [`Cover::Pads`] and [`Cover::Shares`] are sound: rows are whole numbers modulo 2^64 and a pad that is uniform there is added to
 //! each, and never to another, so that what an executor sees is uniform whatever the rows are. Who can take pads away differs: this
-//! client alone, which computed their effects beforehand, or a second executor, which must not collude with the first. Whatever
-//! the mode, [`Masking::Verified`] checks every answer. All of these are exact: the same bits with and without masking.
+//! client alone, which computed their effects beforehand, or a second executor, which must not collude with the first. With or
+//! without a cover, every answer can be checked. All of these are [`Exact`]: the same bits with and without masking.
 //!
 //! No mask ever falls back to sending rows as they are.
 //!
@@ -100,17 +100,42 @@ pub enum Direction {
 pub enum Masking {
     /// Not at all.
     Off {
-        /// With which arithmetic.
+        /// With which arithmetic; exact as [`Exact`] is without a cover.
         path: Path,
     },
     /// Obfuscation by rotating noises.
     Paper(PaperSettings),
+    /// Exact arithmetic.
+    Exact(Exact),
+}
+
+/// Exact arithmetic: what covers rows, and what is done besides.
+#[derive(Debug, Clone)]
+pub struct Exact {
+    /// What covers them.
+    pub cover: Cover,
+    /// What every answer is checked with, if it is.
+    pub verifier: Option<Arc<Verifier>>,
+    /// Whether calls are filled up with rows of zeros to a power of two, so that executors see no other number of rows.
+    pub pad_rows: bool,
+}
+
+/// What covers rows of exact arithmetic.
+#[derive(Debug, Clone)]
+pub enum Cover {
+    /// Nothing.
+    Bare,
     /// Each of two executors, which must not collude, sees numbers that have nothing to do with rows.
     Shares(Arc<Second>),
     /// The executor sees numbers that have nothing to do with rows; this client has computed beforehand what takes them away.
     Pads(Pads),
-    /// As another mode of exact arithmetic, and every answer is checked.
-    Verified(Box<Self>, Arc<Verifier>),
+}
+
+impl From<Cover> for Masking {
+    /// Answers are not checked, and calls not filled up.
+    fn from(cover: Cover) -> Self {
+        Self::Exact(Exact { cover, verifier: None, pad_rows: false })
+    }
 }
 
 /// Settings of [`Masking::Paper`].
@@ -137,22 +162,17 @@ impl Masking {
     #[must_use]
     pub fn word(&self) -> &'static str {
         match self {
-            Self::Off { .. } => "off",
+            Self::Off { .. } | Self::Exact(Exact { cover: Cover::Bare, .. }) => "off",
             Self::Paper(_) => "paper",
-            Self::Shares(_) => "shares",
-            Self::Pads(_) => "pads",
-            Self::Verified(masking, _) => masking.word(),
+            Self::Exact(Exact { cover: Cover::Shares(_), .. }) => "shares",
+            Self::Exact(Exact { cover: Cover::Pads(_), .. }) => "pads",
         }
     }
 
     /// Whether what an executor sees has nothing to do with rows.
     #[must_use]
     pub fn is_sound(&self) -> bool {
-        match self {
-            Self::Off { .. } | Self::Paper(_) => false,
-            Self::Shares(_) | Self::Pads(_) => true,
-            Self::Verified(masking, _) => masking.is_sound(),
-        }
+        matches!(self, Self::Exact(Exact { cover: Cover::Shares(_) | Cover::Pads(_), .. }))
     }
 
     /// Makes the mask; tells `told` how many of how many sites are ready.
@@ -165,34 +185,26 @@ impl Masking {
         told: &mut dyn FnMut(usize, usize),
     ) -> Result<Box<dyn Mask>, CallError> {
         match self {
-            Self::Off { path: Path::Ring } | Self::Shares(_) | Self::Pads(_) => self.exact(None, session),
+            Self::Off { path: Path::Ring } => Self::from(Cover::Bare).prepare(session, told),
             Self::Off { path } => Ok(Box::new(Unmasked { path })),
             Self::Paper(settings) => Ok(Box::new(Paper::new(settings, session, told)?)),
-            Self::Verified(masking, verifier) => masking.exact(Some(&verifier), session),
+            Self::Exact(exact) => Ok(Box::new(exact.prepare(session)?)),
         }
     }
+}
 
-    /// A mask of exact arithmetic.
-    fn exact(
-        &self,
-        verifier: Option<&Arc<Verifier>>,
-        session: &mut Session,
-    ) -> Result<Box<dyn Mask>, CallError> {
+impl Exact {
+    fn prepare(&self, session: &mut Session) -> Result<Ring, CallError> {
         if session.settings().dtype != Dtype::F32 {
             return Err(CallError::Masking("bf16 would round what is exact: use f32"));
         }
-        let verifying = verifier.map(|verifier| verifier.over(session)).transpose()?;
-        let route: Box<dyn Route> = match self {
-            Self::Off { path: Path::Ring } => Box::new(Bare),
-            Self::Shares(second) => Box::new(Shares::new(second, session)?),
-            Self::Pads(pads) => Box::new(Padded::new(pads, session)?),
-            Self::Off { .. } | Self::Paper(_) | Self::Verified(..) => {
-                return Err(CallError::Masking(
-                    "only exact answers can be checked: --verify takes --path ring, pads or shares",
-                ));
-            }
+        let verifying = self.verifier.as_ref().map(|verifier| verifier.over(session)).transpose()?;
+        let route: Box<dyn Route> = match &self.cover {
+            Cover::Bare => Box::new(Bare),
+            Cover::Shares(second) => Box::new(Shares::new(second, session)?),
+            Cover::Pads(pads) => Box::new(Padded::new(pads, session)?),
         };
-        Ok(Box::new(Ring::new(route, verifying, session)?))
+        Ring::new(route, verifying, self.pad_rows, session)
     }
 }
 

@@ -168,6 +168,8 @@ fn sites_are_listed_and_figures_shown_and_failures_have_exit_codes() {
         (&["generate", "--executor", place, "--masking", "paper", "--path", "fast", "hello"], 2, "--path"),
         (&["generate", "--executor", place, "--noises", "3", "hello"], 2, "--noises"),
         (&["generate", "--executor", place, "--noise-rows", "3", "hello"], 2, "--noise-rows"),
+        (&["generate", "--executor", place, "--verify", "hello"], 2, "only exact answers"),
+        (&["generate", "--executor", place, "--masking", "paper", "--pad-rows", "hello"], 2, "--pad-rows"),
         (&["generate", "--executor", place, "--raw", "--system", "Be brief.", "hello"], 2, "--system"),
         (&["frobnicate"], 2, "unrecognized"),
     ] {

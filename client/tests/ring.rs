@@ -12,7 +12,7 @@ use client::{
     error::CallError,
     generate::Task,
     masking::{
-        Direction, Mask, Masking, Place,
+        Cover, Direction, Exact, Mask, Masking, Place,
         pads::{Pads, maker::Maker, pool::Pool},
         shares::Second,
         verify::Verifier,
@@ -33,22 +33,26 @@ use support::{
 const OFF: Masking = Masking::Off { path: SitePath::Ring };
 const MODELS: [&str; 3] = ["llama-tied", "qwen2-bias", "mistral-window"];
 
-fn shares(second: impl Connect + 'static) -> Masking {
-    Masking::Shares(Arc::new(Second { connector: Arc::new(second), settings: settings() }))
+fn shares(second: impl Connect + 'static) -> Cover {
+    Cover::Shares(Arc::new(Second { connector: Arc::new(second), settings: settings() }))
 }
 
-fn verified(path: &Path, masking: Masking) -> Masking {
+fn verified(path: &Path, cover: Cover) -> Masking {
     let verifier = Verifier::new(&mut Ringed::new(path).0, &mut |_, _| {}).unwrap();
-    Masking::Verified(Box::new(masking), Arc::new(verifier))
+    Masking::Exact(Exact { cover, verifier: Some(Arc::new(verifier)), pad_rows: false })
 }
 
-/// The modes that are exact, all of them checked but the first.
+/// The modes that are exact, all of them checked but the first, and filled up but the second.
 fn modes(path: &Path, directory: &Path) -> [Masking; 4] {
+    let filled_up = |cover| match verified(path, cover) {
+        Masking::Exact(exact) => Masking::Exact(Exact { pad_rows: true, ..exact }),
+        masking => masking,
+    };
     [
         OFF,
-        verified(path, OFF),
-        verified(path, shares(ring_executor(path))),
-        verified(path, Masking::Pads(pads(path, directory))),
+        verified(path, Cover::Bare),
+        filled_up(shares(ring_executor(path))),
+        filled_up(Cover::Pads(pads(path, directory))),
     ]
 }
 
@@ -116,11 +120,12 @@ fn the_real_model_says_the_same_with_shares_and_pads_that_are_checked_as_without
     maker.prepare(&mut pool, 16, &[Direction::Forward], &mut |_, _| {}).unwrap();
     let (took, bytes) = (begun.elapsed().as_secs_f64(), pool.token_bytes(Direction::Forward));
     println!("pads: {:.1} tokens a second, {bytes} bytes each", 16.0 / took);
-    let pads = Masking::Pads(Pads::new(pool, Some(maker)));
+    let pads = Cover::Pads(Pads::new(pool, Some(maker)));
     let second = shares(committed_executor(&path));
-    let checked = |masking| Masking::Verified(Box::new(masking), Arc::clone(&verifier));
+    let checked =
+        |cover| Masking::Exact(Exact { cover, verifier: Some(Arc::clone(&verifier)), pad_rows: false });
     let mut expected = None;
-    for masking in [OFF, checked(OFF), checked(second), checked(pads)] {
+    for masking in [OFF, checked(Cover::Bare), checked(second), checked(pads)] {
         let mut model = split_over(Box::new(executor.clone()), &path, masking.clone());
         let vocabulary = model.config().vocab_size;
         let prompt = tokens(15, vocabulary);
@@ -204,11 +209,11 @@ fn a_bit_that_is_turned_in_an_answer_is_seen_in_every_mode_and_named() {
             let second = verified(&path, shares(liar()));
             let error = Scene::new(ring_executor(&path), &second).call(1, direction, 2).unwrap_err();
             assert!(matches!(&error, CallError::Wrong { site } if site == "site 1 (layer 0 o)"), "{error}");
-            let error = Scene::new(liar(), &verified(&path, OFF)).call(4, direction, 1).unwrap_err();
+            let error = Scene::new(liar(), &verified(&path, Cover::Bare)).call(4, direction, 1).unwrap_err();
             assert!(error.to_string().contains("site 4 (layer 1 q, k, v)"), "{error}");
         }
     }
-    let masking = verified(&path, Masking::Pads(pads(&path, directory.path())));
+    let masking = verified(&path, Cover::Pads(pads(&path, directory.path())));
     let mut scene = Scene::new(lying(&path, |count, answer| answer[3] ^= u64::from(count == 1)), &masking);
     assert!(scene.call(0, Direction::Forward, 3).is_ok());
     assert!(matches!(scene.call(0, Direction::Forward, 3), Err(CallError::Wrong { .. })));
@@ -230,26 +235,27 @@ fn an_executor_that_answers_with_old_rows_is_seen() {
 }
 
 #[test]
-fn without_verification_a_lie_passes_and_so_do_lies_about_nothing_exact() {
+fn without_verification_a_lie_passes() {
     let path = tiny("llama-tied");
     let mut scene = Scene::new(lying(&path, |_, answer| answer[0] ^= 1 << 20), &OFF);
     assert!(scene.call(0, Direction::Forward, 1).is_ok());
-    let linear = verified(&path, Masking::Off { path: SitePath::Linear });
-    assert!(matches!(refused(ring_executor(&path), &linear), CallError::Masking(_)));
 }
 
 #[test]
 fn executors_that_are_one_or_have_other_weights_are_refused() {
     let path = tiny("llama-tied");
     let executor = ring_executor(&path);
-    assert!(matches!(refused(executor.clone(), &shares(executor.clone())), CallError::SameExecutor { .. }));
+    assert!(matches!(
+        refused(executor.clone(), &shares(executor.clone()).into()),
+        CallError::SameExecutor { .. }
+    ));
     let (base, is_exact) = Ringed::new(&path);
     let other = base.with_another_weight(5).executor(is_exact);
-    let error = refused(executor.clone(), &shares(other.clone()));
+    let error = refused(executor.clone(), &shares(other.clone()).into());
     assert!(matches!(&error, CallError::OtherWeights { site } if site == "site 5 (layer 1 o)"), "{error}");
-    assert!(matches!(refused(other.clone(), &verified(&path, OFF)), CallError::OtherWeights { .. }));
+    assert!(matches!(refused(other.clone(), &verified(&path, Cover::Bare)), CallError::OtherWeights { .. }));
     let directory = tempfile::tempdir().unwrap();
-    let of_another = Masking::Pads(Pads::new(pool(&path, directory.path()), None));
+    let of_another = Cover::Pads(Pads::new(pool(&path, directory.path()), None)).into();
     assert!(matches!(refused(other, &of_another), CallError::Pads(_)));
 }
 
@@ -279,7 +285,8 @@ fn a_row_that_is_no_number_is_an_error_that_names_it() {
 #[test]
 fn neither_executor_sees_a_row_and_equal_rows_look_different() {
     let (path, directory) = (tiny("llama-tied"), tempfile::tempdir().unwrap());
-    for masking in [shares(ring_executor(&path)), Masking::Pads(pads(&path, directory.path()))] {
+    for cover in [shares(ring_executor(&path)), Cover::Pads(pads(&path, directory.path()))] {
+        let masking = Masking::from(cover);
         let curious = Curious::new(ring_executor(&path), [SiteId(0)]);
         let mut scene = Scene::new(curious.clone(), &masking);
         for _ in 0..40 {
@@ -304,12 +311,26 @@ fn neither_executor_sees_a_row_and_equal_rows_look_different() {
 }
 
 #[test]
+fn calls_that_are_filled_up_show_no_number_of_rows_but_powers_of_two() {
+    let path = tiny("llama-tied");
+    for (rows, sent) in [(1, 1), (2, 2), (3, 4), (5, 8), (8, 8), (9, 16)] {
+        let [first, second] = [(); 2].map(|()| Curious::new(ring_executor(&path), [SiteId(0)]));
+        let Masking::Exact(exact) = verified(&path, shares(second.clone())) else { unreachable!() };
+        let mut scene = Scene::new(first.clone(), &Masking::Exact(Exact { pad_rows: true, ..exact }));
+        scene.call(0, Direction::Forward, rows).unwrap();
+        let seen =
+            [&first, &second].map(|executor| executor.noises(SiteId(0), executor::End::Answered).count());
+        assert_eq!(seen, [sent; 2], "{rows} rows");
+    }
+}
+
+#[test]
 fn pads_of_another_machine_run_out_and_are_never_passed_by() {
     let (path, directory) = (tiny("llama-tied"), tempfile::tempdir().unwrap());
     let mut pool = pool(&path, directory.path());
     maker(&path, 1 << 30).prepare(&mut pool, 5, &[Direction::Forward], &mut |_, _| {}).unwrap();
     let curious = Curious::new(ring_executor(&path), [SiteId(0)]);
-    let masking = Masking::Pads(Pads::new(pool, None));
+    let masking = Cover::Pads(Pads::new(pool, None)).into();
     let mut scene = Scene::new(curious.clone(), &masking);
     assert!(scene.call(0, Direction::Forward, 3).is_ok());
     let error = scene.call(0, Direction::Forward, 3).unwrap_err();

@@ -27,7 +27,7 @@ use std::{path::Path, sync::Arc};
 
 use client::{
     masking::{
-        Masking,
+        Cover, Masking,
         pads::{Pads, maker::Maker, pool::Pool},
         shares::Second,
     },
@@ -94,10 +94,10 @@ impl Victim {
         let second = (mode == Mode::Shares).then(executor);
         let masking = match (mode, &second) {
             (Mode::Bare, _) => Masking::Off { path: SitePath::Ring },
-            (Mode::Pads, _) => Masking::Pads(pads(pool.path())),
+            (Mode::Pads, _) => Cover::Pads(pads(pool.path())).into(),
             (Mode::Shares, second) => {
                 let connector = Arc::new(second.clone().unwrap());
-                Masking::Shares(Arc::new(Second { connector, settings: settings() }))
+                Cover::Shares(Arc::new(Second { connector, settings: settings() })).into()
             }
         };
         Self { first, second, masking, _pool: pool }

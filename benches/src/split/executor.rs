@@ -91,6 +91,18 @@ impl Executor {
     /// # Errors
     /// If it does not start.
     pub(crate) fn start(config: &Config, cores: &[usize], policy: Policy) -> Result<Self> {
+        Self::start_with(config, cores, policy, &[])
+    }
+
+    /// The same, and it commits to its weights, so that they serve exact arithmetic.
+    ///
+    /// # Errors
+    /// If it does not start.
+    pub(super) fn start_exact(config: &Config, cores: &[usize]) -> Result<Self> {
+        Self::start_with(config, cores, Policy::Opportunistic, &["--layer-exact"])
+    }
+
+    fn start_with(config: &Config, cores: &[usize], policy: Policy, flags: &[&str]) -> Result<Self> {
         let folder = tempfile::tempdir().context("no folder for an executor's sockets")?;
         let port = free_port()?;
         let (certificate, key) = write_certificate(folder.path())?;
@@ -108,6 +120,7 @@ impl Executor {
         ] {
             command.arg(option).arg(value);
         }
+        command.args(flags);
         let process = Process::start(&mut command, &folder.path().join("executor.log"))?;
         let mut started = Self { process, folder, port };
         started.wait_until_ready()?;

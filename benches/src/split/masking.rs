@@ -1,5 +1,5 @@
 //! `split-masking`: what obfuscation costs over TLS (CHECKLIST S-20), beside no masking with the same arithmetic and beside
-//! no masking at its fastest.
+//! no masking at its fastest; then what secrecy costs.
 
 use std::time::Instant;
 
@@ -8,9 +8,10 @@ use client::masking::{Masking, PaperSettings};
 use shmproto::layer::Path;
 
 use super::{
-    Row,
+    Row, exact,
     executor::{Executor, Policy, Way},
     model::{Decoder, time_of_a_token},
+    ring,
 };
 use crate::{
     config::Config,
@@ -47,10 +48,14 @@ pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
         better: Better::Lower,
         target: Some(Target::ShareAtMost(MOST)),
     };
-    Ok(vec![
+    let mut comparisons = vec![
         row().beside(&paper, "masking off, linear path", &linear),
         row().beside(&paper, "masking off, fast path", &fast),
-    ])
+    ];
+    drop(executor);
+    comparisons.extend(exact::run(config, cores)?);
+    comparisons.extend(ring::run(config, cores)?);
+    Ok(comparisons)
 }
 
 fn contestant<'a>(mut decoder: Decoder) -> Contestant<'a, f64> {

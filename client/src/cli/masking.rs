@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     masking::{
-        Masking, PaperSettings,
+        Cover, Exact, Masking, PaperSettings,
         pads::{Pads, maker::Maker, pool::Pool},
         shares::Second,
         verify::Verifier,
@@ -74,6 +74,9 @@ pub struct ProtectionArguments {
     /// Checks every answer against --model, which the executor must serve exactly: an answer that is wrong is an error
     #[arg(long)]
     verify: bool,
+    /// Fills calls up with rows of nothing to 1, 2, 4, 8 ... rows, so that executors see no other number; of exact arithmetic
+    #[arg(long)]
+    pad_rows: bool,
 }
 
 /// What becomes of a call where pads are used up.
@@ -98,22 +101,34 @@ impl ProtectionArguments {
         terminal: Terminal,
     ) -> Result<Masking, CliError> {
         self.check_flags()?;
-        let masking = match self.masking {
-            MaskingMode::Off => Masking::Off { path },
-            MaskingMode::Paper => Masking::Paper(self.noises()),
-            MaskingMode::Shares => Masking::Shares(Arc::new(self.second(rent)?)),
-            MaskingMode::Pads => Masking::Pads(self.pads(rent, terminal)?),
+        let cover = match (self.masking, path) {
+            (MaskingMode::Off, Path::Ring) => Cover::Bare,
+            (MaskingMode::Off, _) => return self.inexact(Masking::Off { path }),
+            (MaskingMode::Paper, _) => return self.inexact(Masking::Paper(self.noises())),
+            (MaskingMode::Shares, _) => Cover::Shares(Arc::new(self.second(rent)?)),
+            (MaskingMode::Pads, _) => Cover::Pads(self.pads(rent, terminal)?),
         };
+        let verifier = self.verify.then(|| verifier(rent, terminal)).transpose()?;
+        let masking = Masking::Exact(Exact { cover, verifier, pad_rows: self.pad_rows });
         if masking.is_sound() {
             secrets::keep_memory_private()?;
         }
-        if !self.verify {
-            return Ok(masking);
+        Ok(masking)
+    }
+
+    /// # Errors
+    /// More was asked for than arithmetic that rounds can do.
+    fn inexact(&self, masking: Masking) -> Result<Masking, CliError> {
+        let said = [
+            (self.verify, "only exact answers can be checked: --verify"),
+            (self.pad_rows, "only exact calls are filled up: --pad-rows"),
+        ];
+        match said.iter().find(|(is_said, _)| *is_said) {
+            Some((_, why)) => {
+                Err(CliError::Usage(format!("{why} takes exact arithmetic: ring, --masking shares or pads")))
+            }
+            None => Ok(masking),
         }
-        let mut base = pads::own_weights(rent.model(), "--verify", terminal)?;
-        let mut progress = terminal.progress("preparing to check answers");
-        let verifier = Verifier::new(&mut base, &mut |done, total| progress(done as u64, total as u64))?;
-        Ok(Masking::Verified(Box::new(masking), Arc::new(verifier)))
     }
 
     /// Which mode it is.
@@ -122,10 +137,10 @@ impl ProtectionArguments {
         self.masking
     }
 
-    /// Whether answers are checked.
+    /// Whether something is asked for that only exact arithmetic can do.
     #[must_use]
-    pub fn is_verified(&self) -> bool {
-        self.verify
+    pub fn is_exact(&self) -> bool {
+        self.verify || self.pad_rows
     }
 
     fn check_flags(&self) -> Result<(), CliError> {
@@ -175,6 +190,14 @@ impl ProtectionArguments {
         };
         Ok(Pads::new(pool, maker))
     }
+}
+
+/// What answers are checked with.
+fn verifier(rent: &RentArguments, terminal: Terminal) -> Result<Arc<Verifier>, CliError> {
+    let mut base = pads::own_weights(rent.model(), "--verify", terminal)?;
+    let mut progress = terminal.progress("preparing to check answers");
+    let verifier = Verifier::new(&mut base, &mut |done, total| progress(done as u64, total as u64))?;
+    Ok(Arc::new(verifier))
 }
 
 /// The same, and with which arithmetic.

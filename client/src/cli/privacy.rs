@@ -71,7 +71,8 @@ const ALL: [Words; 4] = [
 
 /// What stays visible in all modes.
 const VISIBLE: [&str; 5] = [
-    "how many rows are sent: the length of prompts and answers, and how many tokens are guessed at once",
+    "how many rows are sent: the length of prompts and answers, and how many tokens are guessed at once; with --pad-rows, \
+        their powers of two",
     "when: pauses between calls, and so how fast you read, type and compute",
     "through which sites, in which order, forward or backward: that an adapter learns, and of which architecture the base is",
     "who you are: the key or certificate that you show, and your address",

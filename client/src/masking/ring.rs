@@ -51,6 +51,7 @@ impl Route for Bare {
 pub(super) struct Ring {
     route: Box<dyn Route>,
     verifying: Option<Verifying>,
+    pad_rows: bool,
     /// What is added to a site's answers; none where there is nothing to add.
     biases: BTreeMap<SiteId, Option<Vec<f32>>>,
     x: Vec<u64>,
@@ -74,14 +75,20 @@ impl Ring {
     pub(super) fn new(
         route: Box<dyn Route>,
         verifying: Option<Verifying>,
+        pad_rows: bool,
         session: &Session,
     ) -> Result<Self, CallError> {
         offers(session)?;
         let (biases, x, y, exponents) = (BTreeMap::new(), Vec::new(), Vec::new(), Vec::new());
-        Ok(Self { route, verifying, biases, x, y, exponents })
+        Ok(Self { route, verifying, pad_rows, biases, x, y, exponents })
     }
 
-    /// Fills `self.x` with the whole numbers of `rows`.
+    /// How many rows are sent for `count`.
+    fn sent(&self, count: usize) -> usize {
+        if self.pad_rows { count.next_power_of_two() } else { count }
+    }
+
+    /// Fills `self.x` with the whole numbers of `rows`, and with zeros what is sent behind them.
     fn convert(
         &mut self,
         place: Place,
@@ -90,7 +97,8 @@ impl Ring {
         rows: &[f32],
         of: &Session,
     ) -> Result<(), CallError> {
-        self.x.resize(rows.len(), 0);
+        self.x.clear();
+        self.x.resize(self.sent(rows.len() / width) * width, 0);
         self.exponents.clear();
         for (number, (row, whole)) in rows.chunks(width).zip(self.x.chunks_mut(width)).enumerate() {
             let site = || site_name(place.site, of.catalog().sites.len());
@@ -168,7 +176,7 @@ impl Mask for Ring {
         let offer = session.catalog().sites[site as usize].ring.ok_or_else(no_ring)?;
         let bits = ring_bits(offer.l1[place.direction as usize]).ok_or_else(no_ring)?;
         self.convert(place, input, bits, rows, session)?;
-        self.y.resize(out.len(), 0);
+        self.y.resize(self.sent(count) * output, 0);
         self.route.call(session, ask, &self.x, &mut self.y)?;
         if let Some(verifying) = &self.verifying {
             verifying.check(place, &self.x, &self.y)?;

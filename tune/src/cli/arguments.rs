@@ -165,7 +165,7 @@ impl RunArguments {
         let protection = &self.protection;
         let path = match (protection.mode(), self.precision) {
             (MaskingMode::Off, Precision::Serving) => SitePath::Fast,
-            (_, Precision::Exact) if protection.is_verified() => SitePath::Ring,
+            (_, Precision::Exact) if protection.is_exact() => SitePath::Ring,
             (_, Precision::Exact) => SitePath::Linear,
             (mode, Precision::Serving) => {
                 return Err(TunerError::Usage(format!(

@@ -1,0 +1,182 @@
+//! What secrecy and checked answers cost a client over TLS, beside no masking at its fastest.
+//!
+//! Each executor has one core: two of them are what `shares` takes, and one is what the others do. Pads are made beforehand, and
+//! timed then.
+
+use std::{sync::Arc, time::Instant};
+
+use anyhow::{Context, Result};
+use client::{
+    masking::{
+        Cover, Direction, Exact, Masking,
+        pads::{Pads, maker::Maker, pool::Pool},
+        shares::Second,
+        verify::Verifier,
+    },
+    session::Settings,
+};
+use model::site_model::SiteModel;
+use shmproto::layer::Path;
+use tempfile::TempDir;
+
+use super::{
+    Row,
+    executor::{Executor, Way},
+    model::{Decoder, time_of_a_token},
+};
+use crate::{
+    config::Config,
+    machine::Cores,
+    measure::{Contestant, Samples, alternate},
+    report::{Better, Comparison, Target},
+};
+
+/// Tokens of a prompt whose rows go through every site in one call.
+const PROMPT: usize = 128;
+/// Tokens that are written behind it.
+const TOKENS: usize = 32;
+/// Tokens of the turn that is not timed.
+const WARMING: usize = 4;
+/// Most bytes of pads: those of some turns.
+const POOL_BYTES: u64 = 8 << 30;
+
+/// How much longer a token may take.
+const SHARES_MOST: f64 = 2.0;
+const PADS_MOST: f64 = 1.43;
+const VERIFY_MOST: f64 = 1.05;
+/// Parts of the speed of a prompt that are to be left of it, and that making pads is to reach.
+const PROMPT_LEAST: f64 = 0.35;
+const MAKING_LEAST: f64 = 0.5;
+
+/// What a turn took.
+#[derive(Debug, Clone, Copy)]
+struct Turn {
+    /// Tokens of the prompt in a second.
+    prompt: f64,
+    /// Of a token behind it, in milliseconds.
+    token: f64,
+}
+
+/// The rows of `split-masking` on exact arithmetic.
+pub(super) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
+    let (first, last) = (&cores.numbers()[..1], &cores.numbers()[cores.numbers().len() - 1..]);
+    let (one, other) = (Executor::start_exact(config, first)?, Executor::start_exact(config, last)?);
+    let own = Own::new(config)?;
+    let second = Second { connector: Arc::from(other.connector(Way::Tls)?), settings: Settings::default() };
+    let ring = || Masking::Off { path: Path::Ring };
+    let checked = Masking::Exact(Exact { cover: Cover::Bare, verifier: Some(own.verifier), pad_rows: false });
+    let decoder = |masking: Masking| {
+        let session = one.session(Way::Tls, masking.word(), None)?;
+        anyhow::Ok(contestant(Decoder::new(&config.model, session, masking)?))
+    };
+    let contestants = [
+        decoder(Masking::Off { path: Path::Fast })?,
+        decoder(ring())?,
+        decoder(checked)?,
+        decoder(Cover::Shares(Arc::new(second)).into())?,
+        decoder(Cover::Pads(own.pads).into())?,
+    ];
+    let [fast, ring, checked, shares, pads] =
+        alternate(config.runs, contestants)?.each_ref().map(|turns| Timed::of(turns));
+    let (fast, ring, checked, shares, pads) = (fast?, ring?, checked?, shares?, pads?);
+    let off = "masking off, fast path";
+    Ok(vec![
+        token("masking shares", SHARES_MOST).beside(&shares.token, off, &fast.token),
+        token("masking pads", PADS_MOST).beside(&pads.token, off, &fast.token),
+        token("path ring, checked", VERIFY_MOST).beside(&checked.token, "path ring", &ring.token),
+        prompt("masking shares").beside(&shares.prompt, off, &fast.prompt),
+        prompt("masking pads").beside(&pads.prompt, off, &fast.prompt),
+        prompt("path ring").beside(&ring.prompt, off, &fast.prompt),
+        Row {
+            case: format!("making pads, {:.2} MB a token", own.token_bytes as f64 / 1e6),
+            target: Some(Target::RatioAtLeast(MAKING_LEAST)),
+            ..prompt("")
+        }
+        .beside(&own.made, "a prompt, masking off, fast path", &fast.prompt),
+    ])
+}
+
+fn token(masking: &str, most: f64) -> Row {
+    Row {
+        bench: "split-masking",
+        case: format!("a token over loopback TLS, {masking}"),
+        unit: "ms",
+        better: Better::Lower,
+        target: Some(Target::ShareAtMost(most)),
+    }
+}
+
+fn prompt(masking: &str) -> Row {
+    Row {
+        bench: "split-masking",
+        case: format!("a prompt of {PROMPT} tokens over loopback TLS, {masking}"),
+        unit: "tokens/s",
+        better: Better::Higher,
+        target: Some(Target::RatioAtLeast(PROMPT_LEAST)),
+    }
+}
+
+fn contestant<'a>(mut decoder: Decoder) -> Contestant<'a, Turn> {
+    Box::new(move |round| {
+        let seed = 2 * round as u64;
+        decoder.generate(seed, WARMING, WARMING)?;
+        let generated = decoder.generate(seed + 1, PROMPT, TOKENS)?;
+        Ok(Turn {
+            prompt: PROMPT as f64 / generated.first_token.as_secs_f64(),
+            token: time_of_a_token(&generated).as_secs_f64() * 1000.0,
+        })
+    })
+}
+
+/// Both figures of all turns.
+struct Timed {
+    prompt: Samples,
+    token: Samples,
+}
+
+impl Timed {
+    fn of(turns: &[Turn]) -> Result<Self> {
+        let prompt = Samples::of(turns, |turn| turn.prompt)?;
+        Ok(Self { prompt, token: Samples::of(turns, |turn| turn.token)? })
+    }
+}
+
+/// What this client makes of weights of its own.
+struct Own {
+    verifier: Arc<Verifier>,
+    /// Those of all turns.
+    pads: Pads,
+    /// Tokens whose pads were made in a second.
+    made: Samples,
+    token_bytes: u64,
+    _folder: TempDir,
+}
+
+impl Own {
+    fn new(config: &Config) -> Result<Self> {
+        let mut base = SiteModel::open(&config.model, &[]).context("no weights to make pads of")?;
+        base.commit();
+        let verifier = Verifier::new(&mut base, &mut |_, _| {}).context("answers cannot be checked")?;
+        let mut maker = Maker::new(Box::new(base), POOL_BYTES);
+        let folder = tempfile::tempdir().context("no folder for pads")?;
+        let mut pool = Pool::create(&folder.path().join("pads"), maker.commitment()?, &maker.shapes())?;
+        let made = (0..config.runs).map(|_| make(&mut maker, &mut pool)).collect::<Result<_>>()?;
+        let token_bytes = pool.token_bytes(Direction::Forward);
+        let pads = Pads::new(pool, None);
+        Ok(Self {
+            verifier: Arc::new(verifier),
+            pads,
+            made: Samples::new(made)?,
+            token_bytes,
+            _folder: folder,
+        })
+    }
+}
+
+/// Makes the pads of a turn; how many tokens' in a second.
+fn make(maker: &mut Maker, pool: &mut Pool) -> Result<f64> {
+    let tokens = PROMPT + TOKENS + 2 * WARMING;
+    let begun = Instant::now();
+    maker.prepare(pool, tokens as u64, &[Direction::Forward], &mut |_, _| {}).context("no pads")?;
+    Ok(tokens as f64 / begun.elapsed().as_secs_f64())
+}

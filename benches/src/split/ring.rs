@@ -1,0 +1,151 @@
+//! The product modulo 2^64 beside the product of rounded activations, and beside the one by words of 64 bits, on one thread.
+
+use std::{
+    cell::RefCell,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, anyhow};
+use kernels::{
+    Activations, Isa, LinearPart, PackedMatrix, Pool, Rounding, TensorType, linear, linear_ring,
+    linear_ring_by_words,
+};
+use rand::{Rng, SeedableRng, rngs::StdRng};
+
+use super::Row;
+use crate::{
+    config::Config,
+    machine::Cores,
+    measure::{Contestant, Samples, alternate},
+    report::{Better, Comparison, Target},
+};
+
+/// Of a matrix that is read from the second-level cache, as those of the model here are.
+const WIDTH: usize = 1536;
+/// How much longer than `fast` one row may take.
+const ROW_MOST: f64 = 2.5;
+/// How much faster than by words it is to be.
+const WORDS_LEAST: f64 = 3.0;
+/// Rows of a prompt.
+const MOST_ROWS: usize = 128;
+/// Rows that go through the matrix in a turn, together or one by one.
+const ROWS_OF_A_TURN: usize = 512;
+
+/// Each packing once.
+const FORMATS: [(TensorType, &str); 4] = [
+    (TensorType::Q4_1, "Q4_1"),
+    (TensorType::Q8_0, "Q8_0"),
+    (TensorType::Q6K, "Q6_K"),
+    (TensorType::F16, "F16"),
+];
+
+/// The rows of `split-masking` on the product itself.
+pub(super) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
+    let (runs, core) = (config.runs, cores.numbers()[0]);
+    // A thread of its own: a pool keeps its caller on a core.
+    let measured = thread::spawn(move || {
+        let mut pool = Pool::new(&[core]).context("no thread")?;
+        let mut comparisons = Vec::new();
+        for (kind, format) in FORMATS {
+            let sides = Sides::new(kind)?;
+            for rows in [1, MOST_ROWS] {
+                comparisons.extend(sides.compare(&mut pool, runs, rows, format)?);
+            }
+        }
+        Ok(comparisons)
+    });
+    measured.join().unwrap_or_else(|_| Err(anyhow!("measuring products panicked")))
+}
+
+/// A matrix and what goes through it.
+struct Sides {
+    matrix: PackedMatrix,
+    exponent: i32,
+    words: Vec<u64>,
+    values: Vec<f32>,
+}
+
+impl Sides {
+    fn new(kind: TensorType) -> Result<Self> {
+        let mut random = StdRng::seed_from_u64(1);
+        // Halves of two such bytes are small numbers, and so are weights whose scales they are.
+        let bytes = kind.row_bytes(WIDTH).context("no whole rows")? * WIDTH;
+        let data: Vec<u8> = (0..bytes).map(|_| 0x2c ^ random.random_range(0..4)).collect();
+        let matrix = PackedMatrix::pack(kind, &data, WIDTH, WIDTH)?;
+        let exponent = matrix.ring_form().context("no whole numbers")?.exact();
+        let count = MOST_ROWS * WIDTH;
+        let words = (0..count).map(|_| random.random()).collect();
+        let values = (0..count).map(|_| random.random_range(-1.0..1.0)).collect();
+        Ok(Self { matrix, exponent, words, values })
+    }
+
+    /// Times of `rows` rows together.
+    fn compare(
+        &self,
+        pool: &mut Pool,
+        runs: usize,
+        rows: usize,
+        format: &'static str,
+    ) -> Result<Vec<Comparison>> {
+        let pool = RefCell::new(pool);
+        let side = |product: fn(&Self, &mut Pool, usize) -> Duration| -> Contestant<'_, f64> {
+            let pool = &pool;
+            Box::new(move |_| Ok(product(self, &mut pool.borrow_mut(), rows).as_secs_f64() * 1e6))
+        };
+        let measured = alternate(runs, [side(Self::ring), side(Self::fast), side(Self::by_words)])?;
+        let [ring, fast, by_words] = measured.map(Samples::new);
+        let (ring, fast, by_words) = (ring?, fast?, by_words?);
+        let row = |target: Target| Row {
+            bench: "split-masking",
+            case: format!("{rows} rows modulo 2^64 through {WIDTH} x {WIDTH}, {format}"),
+            unit: "us",
+            better: Better::Lower,
+            target: (rows == 1).then_some(target),
+        };
+        Ok(vec![
+            row(Target::ShareAtMost(ROW_MOST)).beside(&ring, "fast", &fast),
+            row(Target::RatioAtLeast(WORDS_LEAST)).beside(&ring, "by words of 64 bits", &by_words),
+        ])
+    }
+
+    fn ring(&self, pool: &mut Pool, rows: usize) -> Duration {
+        self.modulo(pool, rows, linear_ring)
+    }
+
+    fn by_words(&self, pool: &mut Pool, rows: usize) -> Duration {
+        self.modulo(pool, rows, linear_ring_by_words)
+    }
+
+    fn modulo(&self, pool: &mut Pool, rows: usize, product: RingProduct) -> Duration {
+        let (x, part) = (&self.words[..rows * WIDTH], [self.part()]);
+        let mut out = vec![0; rows * WIDTH];
+        repeated(rows, || product(pool, Isa::best(), x, rows, &part, self.exponent, &mut out, WIDTH))
+    }
+
+    fn fast(&self, pool: &mut Pool, rows: usize) -> Duration {
+        let (mut x, part) = (Activations::default(), [self.part()]);
+        let mut out = vec![0.0; rows * WIDTH];
+        repeated(rows, || {
+            x.reshape(rows, WIDTH);
+            x.values_mut().copy_from_slice(&self.values[..rows * WIDTH]);
+            x.prepare(pool, Isa::best(), self.matrix.forms(), Rounding::INT8);
+            linear(pool, Isa::best(), &x, &part, &mut out, WIDTH);
+        })
+    }
+
+    fn part(&self) -> LinearPart<'_> {
+        LinearPart { matrix: &self.matrix, bias: None, column: 0 }
+    }
+}
+
+type RingProduct = fn(&mut Pool, Isa, &[u64], usize, &[LinearPart<'_>], i32, &mut [u64], usize);
+
+/// The time of a product of `rows` rows, of as many as a turn has, once the first has found its memory.
+fn repeated(rows: usize, mut product: impl FnMut()) -> Duration {
+    let times = ROWS_OF_A_TURN / rows;
+    product();
+    let begun = Instant::now();
+    (0..times).for_each(|_| product());
+    begun.elapsed() / u32::try_from(times).unwrap_or(u32::MAX)
+}
