@@ -7,9 +7,10 @@
 /// Writes `row` as whole numbers below `2^bits` in magnitude, with a sign and modulo 2^64; returns the exponent of the power of two
 /// that they are multiples of. `None` if a number is not finite.
 pub(super) fn to_whole(row: &[f32], bits: u32, whole: &mut [u64]) -> Option<i32> {
-    let largest = row.iter().fold(0.0_f32, |most, x| most.max(x.abs()));
-    // Maxima forget numbers that are none.
-    if !row.iter().all(|x| x.is_finite()) {
+    // Of numbers without their signs the order is that of their bits, and none that is not finite is smaller than one that is.
+    let largest = row.iter().fold(0, |most, x| most.max(x.abs().to_bits()));
+    let largest = f32::from_bits(largest);
+    if !largest.is_finite() {
         return None;
     }
     if largest == 0.0 {
@@ -18,12 +19,13 @@ pub(super) fn to_whole(row: &[f32], bits: u32, whole: &mut [u64]) -> Option<i32>
     }
     let bits = i32::try_from(bits).ok()?;
     let mut exponent = magnitude(largest) + 1 - bits;
-    if rounded(largest, exponent).unsigned_abs() >> bits != 0 {
+    if rounded(largest, power_of_two(-exponent)).unsigned_abs() >> bits != 0 {
         // The largest was rounded up to the next power of two.
         exponent += 1;
     }
+    let unit = power_of_two(-exponent);
     for (whole, &x) in whole.iter_mut().zip(row) {
-        *whole = rounded(x, exponent).cast_unsigned();
+        *whole = rounded(x, unit).cast_unsigned();
     }
     Some(exponent)
 }
@@ -48,11 +50,12 @@ fn magnitude(x: f32) -> i32 {
     i32::try_from(biased).unwrap_or(0) - 1023
 }
 
-/// How often `2^exponent` goes into `x`, to the nearest whole number, of two equally near to the even one.
-fn rounded(x: f32, exponent: i32) -> i64 {
-    #[expect(clippy::cast_possible_truncation, reason = "below 2^31")]
-    let whole = (f64::from(x) * power_of_two(-exponent)).round_ties_even() as i64;
-    whole
+/// `x times`, below 2^31 in magnitude, to the nearest whole number, of two equally near to the even one.
+fn rounded(x: f32, times: f64) -> i64 {
+    // Sums with this number have no bits behind the point, and those of the whole number are their lowest.
+    const ROUND: f64 = 1.5 * (1_u64 << 52) as f64;
+    let sum = f64::from(x) * times + ROUND;
+    sum.to_bits().cast_signed() - ROUND.to_bits().cast_signed()
 }
 
 /// As f64, which holds those of all floats' exponents and weights' ones together; beyond, 0 or infinity.
@@ -102,7 +105,7 @@ mod tests {
 
     #[test]
     fn what_is_no_number_is_refused() {
-        for x in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        for x in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             assert_eq!(to_whole(&[1.0, x, 2.0], 30, &mut [0; 3]), None);
         }
     }

@@ -97,8 +97,8 @@ impl Ring {
         rows: &[f32],
         of: &Session,
     ) -> Result<(), CallError> {
-        self.x.clear();
         self.x.resize(self.sent(rows.len() / width) * width, 0);
+        self.x[rows.len()..].fill(0);
         self.exponents.clear();
         for (number, (row, whole)) in rows.chunks(width).zip(self.x.chunks_mut(width)).enumerate() {
             let site = || site_name(place.site, of.catalog().sites.len());

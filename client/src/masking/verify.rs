@@ -3,9 +3,9 @@
 //! With secret numbers `s`, and `v = s W` computed once from a copy of the weights, `y = x W` is checked by `y · s = x · v`: a few
 //! products for each number, where computing `y` again would take as many as there are weights. Numbers have signs, and nothing
 //! wraps around: `s` has as few bits as leave `v` below 2^62, and the sums have 128. So a wrong `y`, whatever it is, and whoever
-//! chose it without knowing `s`, passes one check with a probability below `2^-b` for `s` of `b` bits, 12 to 30, and all
-//! [`CHECKS`] of them with `2^-4b`: at most 2^-48, and 2^-120 where sums of weights are below 2^32. Answers modulo 2^64 would be
-//! weaker: an error in the highest bit alone vanishes at every even `s`.
+//! chose it without knowing `s`, passes one check with a probability below `2^-b` for `s` of `b` bits, 12 to 30. There are as many
+//! checks as bring that below `2^-48`: two for most sites. Answers modulo 2^64 would be weaker: an error in the highest bit alone
+//! vanishes at every even `s`.
 
 use std::{fmt, sync::Arc};
 
@@ -14,7 +14,7 @@ use model::sites::{
     EvaluateError, EvaluateSites, RingSite, Site, SiteCall, SiteId, SiteOp, SitePath, ring_bits,
 };
 use shmproto::layer::draw::Draw;
-use zeroize::Zeroize as _;
+use zeroize::{Zeroize as _, Zeroizing};
 
 use super::{
     Direction, Place, site_name,
@@ -22,22 +22,24 @@ use super::{
 };
 use crate::{error::CallError, secrets, session::Session};
 
-/// Secret vectors of a site and a direction.
-const CHECKS: usize = 4;
+/// Bits that the secrets of a number have at least, all checks together: a wrong answer passes with `2^-48`.
+const MIN_SECRET_BITS: u32 = 48;
 
 /// What answers of a site are checked with, in one direction.
 struct Check {
-    /// `[CHECKS, width of an answer]`.
-    secret: Vec<u64>,
-    /// `[CHECKS, width of a row]`: the secret through the site the other way.
-    effect: Vec<u64>,
+    /// `[checks, width of an answer]`.
+    secret: Vec<u32>,
+    /// `[checks, width of a row]`: the secret through the site the other way.
+    effect: Vec<i64>,
+    /// How many.
+    checks: usize,
 }
 
 impl Check {
     /// Whether `y` is what the weights make of `x`.
     fn passes(&self, x: &[u64], y: &[u64]) -> bool {
-        let pairs = self.effect.chunks(x.len()).zip(self.secret.chunks(y.len()));
-        pairs.into_iter().all(|(effect, secret)| product(x, effect) == product(y, secret))
+        let mut pairs = self.effect.chunks(x.len()).zip(self.secret.chunks(y.len()));
+        pairs.all(|(effect, secret)| product(x, effect) == product(y, secret))
     }
 }
 
@@ -49,9 +51,8 @@ impl Drop for Check {
 }
 
 /// As numbers with signs; a sum of 2^26 products of 62 and 62 bits does not overflow.
-fn product(a: &[u64], b: &[u64]) -> i128 {
-    let signed = |number: u64| i128::from(number.cast_signed());
-    a.iter().zip(b).map(|(&a, &b)| signed(a) * signed(b)).sum()
+fn product<T: Copy + Into<i64>>(a: &[u64], b: &[T]) -> i128 {
+    a.iter().zip(b).map(|(&a, &b)| i128::from(a.cast_signed()) * i128::from(b.into())).sum()
 }
 
 /// What is known of a site.
@@ -133,13 +134,15 @@ fn known(
             Direction::Backward => (site.columns, outputs, Direction::Forward),
         };
         let bits = ring_bits(ring.l1[back as usize]).ok_or_else(no_ring)?;
-        let mut secret = vec![0; CHECKS * answer];
-        secrets.fill(0, 2 * answer, words_mut(&mut secret));
-        secrets.first += CHECKS as u64;
-        secret.iter_mut().for_each(|number| *number &= (1 << bits) - 1);
-        let mut effect = vec![0; CHECKS * row];
-        evaluate(base, number, back, &secret, &mut effect)?;
-        Ok(Check { secret, effect })
+        let checks = MIN_SECRET_BITS.div_ceil(bits) as usize;
+        let (mut numbers, mut effect) = (Zeroizing::new(vec![0; checks * answer]), vec![0_i64; checks * row]);
+        secrets.fill(0, 2 * answer, words_mut(&mut numbers));
+        secrets.first += checks as u64;
+        numbers.iter_mut().for_each(|number| *number &= (1 << bits) - 1);
+        evaluate(base, number, back, &numbers, bytemuck::cast_slice_mut(&mut effect))?;
+        #[expect(clippy::cast_possible_truncation, reason = "at most 30 bits are left")]
+        let secret = numbers.iter().map(|&number| number as u32).collect();
+        Ok(Check { secret, effect, checks })
     };
     let checks = [check(Direction::Forward)?, check(Direction::Backward)?];
     Ok(Known { ring, checks, bias: bias(base, number, site, outputs)? })
@@ -200,7 +203,7 @@ impl Verifying {
         let wrong = || CallError::Wrong { site: site_name(place.site, self.0.sites.len()) };
         let known = self.0.sites.get(place.site.0 as usize).ok_or_else(wrong)?;
         let check = &known.checks[place.direction as usize];
-        let (row, answer) = (check.effect.len() / CHECKS, check.secret.len() / CHECKS);
+        let (row, answer) = (check.effect.len() / check.checks, check.secret.len() / check.checks);
         let mut answers = x.chunks(row).zip(y.chunks(answer));
         if answers.all(|(x, y)| check.passes(x, y)) { Ok(()) } else { Err(wrong()) }
     }
@@ -225,13 +228,12 @@ mod tests {
     const WEIGHTS: [[i64; 2]; 3] = [[5, -7], [1 << 30, 2], [-3, 0]];
 
     fn check() -> Check {
-        let secret: Vec<u64> =
-            (1..=CHECKS as u64 * 3).map(|number| number * 77_777_777 % 1_000_003).collect();
+        let secret: Vec<u32> = (1..=2 * 3_u32).map(|number| number * 77_777_777 % 1_000_003).collect();
         let effect = secret.chunks(3).flat_map(|s| {
-            let column = |at: usize| (0..3).map(|row| s[row].cast_signed() * WEIGHTS[row][at]).sum::<i64>();
-            [column(0), column(1)].map(i64::cast_unsigned)
+            let column = |at: usize| (0..3).map(|row| i64::from(s[row]) * WEIGHTS[row][at]).sum::<i64>();
+            [column(0), column(1)]
         });
-        Check { effect: effect.collect(), secret: secret.clone() }
+        Check { effect: effect.collect(), checks: 2, secret: secret.clone() }
     }
 
     #[test]

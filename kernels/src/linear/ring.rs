@@ -17,9 +17,14 @@
 //! - this file: both products. `form`: the exponent, and rows of whole numbers.
 //! - `whole`: whole numbers decoded in registers. `words`: sums over them, of any weights.
 //! - `planes`: sums over codes, where the set multiplies bytes faster than words.
+//! - `digits`: sums over digits of many rows, where there is a matrix unit.
+//! - `share`: how all of them are shared out to threads. `bytes`: words as bytes.
 
+mod bytes;
+mod digits;
 mod form;
 mod planes;
+mod share;
 mod whole;
 mod words;
 
@@ -27,8 +32,6 @@ pub use form::RingForm;
 
 use super::part::{LinearPart, check_parts};
 use crate::{SumFrom, isa::Isa, pool::Pool};
-
-use self::{planes::Planes, words::Split};
 
 /// Computes `parts`, which have no bias, for `rows` rows of `x` into rows of `out` of `stride` words, on all threads of `pool`.
 /// Outputs count in units of `2^exponent`, an exponent that is at least the [smallest](RingForm::smallest) of each matrix: with
@@ -49,17 +52,18 @@ pub fn linear_ring(
     stride: usize,
 ) {
     let Some(width) = parts.first().map(|part| part.matrix.columns()) else { return };
-    check(parts, width, stride);
-    assert_eq!(x.len(), rows * width, "x is {rows} rows of {width}");
-    assert!(out.len() >= rows * stride, "out holds {rows} rows of {stride}");
+    check_forward(x, rows, parts, width, out, stride);
+    if digits::are_worth_it(isa, rows) {
+        digits::forward(pool, isa, x, rows, parts, exponent, out, stride);
+        return;
+    }
     let (codes, others): (Vec<_>, Vec<_>) =
         parts.iter().partition(|part| has_byte_products(isa) && part.matrix.forms().bytes);
     if !codes.is_empty() {
-        let x = Planes::of(pool, isa, x, rows);
-        planes::forward(pool, isa, &x, rows, &codes, exponent, out, stride);
+        planes::forward(pool, isa, x, rows, &codes, exponent, out, stride);
     }
     if !others.is_empty() {
-        words::forward(pool, isa, &Split::of(x), rows, &others, exponent, out, stride);
+        words::forward(pool, isa, x, rows, &others, exponent, out, stride);
     }
 }
 
@@ -80,10 +84,8 @@ pub fn linear_ring_by_words(
     stride: usize,
 ) {
     let Some(width) = parts.first().map(|part| part.matrix.columns()) else { return };
-    check(parts, width, stride);
-    assert_eq!(x.len(), rows * width, "x is {rows} rows of {width}");
-    assert!(out.len() >= rows * stride, "out holds {rows} rows of {stride}");
-    words::forward(pool, isa, &Split::of(x), rows, parts, exponent, out, stride);
+    check_forward(x, rows, parts, width, out, stride);
+    words::forward(pool, isa, x, rows, parts, exponent, out, stride);
 }
 
 /// Whether a set multiplies sixty-four bytes at a step: with fewer, words are faster.
@@ -116,7 +118,11 @@ pub fn linear_ring_transposed(
     let Some(columns) = parts.first().map(|part| part.matrix.columns()) else { return };
     check(parts, columns, stride);
     assert_eq!(out.len(), rows * columns, "out is {rows} rows of {columns}");
-    words::backward(pool, isa, &Split::of(g), rows, stride, parts, exponent, out);
+    if digits::are_worth_it(isa, rows) {
+        digits::backward(pool, isa, g, rows, stride, parts, exponent, out);
+    } else {
+        words::backward(pool, isa, g, rows, stride, parts, exponent, out);
+    }
 }
 
 /// A word as `low + 2^32 high`, both with signs.
@@ -125,11 +131,13 @@ fn halves(word: u64) -> (i32, i32) {
     (word as i32, (word.wrapping_add(1 << 31) >> 32) as i32)
 }
 
+fn check_forward(x: &[u64], rows: usize, parts: &[LinearPart<'_>], width: usize, out: &[u64], stride: usize) {
+    check(parts, width, stride);
+    assert_eq!(x.len(), rows * width, "x is {rows} rows of {width}");
+    assert!(out.len() >= rows * stride, "out holds {rows} rows of {stride}");
+}
+
 fn check(parts: &[LinearPart<'_>], width: usize, stride: usize) {
     check_parts(parts, width, stride);
     assert!(parts.iter().all(|part| part.bias.is_none()), "a bias is no whole number");
 }
-
-struct OutWords(*mut u64);
-// SAFETY: chunks write disjoint columns of a buffer that outlives the parallel region.
-unsafe impl Sync for OutWords {}

@@ -4,6 +4,10 @@
 //! as after [`Simd::dot_bytes`](super::Simd::dot_bytes). So both ways give the same bits.
 //!
 //! The compiler keeps nothing in these registers, and has no stable intrinsics for them: here is assembly.
+//!
+//! [`Tiles`] are laid out for groups of activations and codes, [`squares`] for digits of any numbers.
+
+pub(crate) mod squares;
 
 use std::{
     arch::{asm, x86_64::__cpuid_count},
@@ -139,7 +143,12 @@ impl Tiles {
 impl Drop for Tiles {
     #[inline(always)]
     fn drop(&mut self) {
-        // SAFETY: nobody else uses them. Registers that are empty need not be saved when threads change.
-        unsafe { asm!("tilerelease", options(nostack, nomem)) };
+        give_back();
     }
+}
+
+#[inline(always)]
+fn give_back() {
+    // SAFETY: nobody else uses them. Registers that are empty need not be saved when threads change.
+    unsafe { asm!("tilerelease", options(nostack, nomem)) };
 }

@@ -30,8 +30,12 @@ pub(crate) trait Wide: Copy {
     unsafe fn store_wide(to: *mut u64, v: Self::W);
     /// Sum of all lanes.
     fn sum_wide(v: Self::W) -> u64;
-    /// Wraps.
-    fn times_256(v: Self::I) -> Self::I;
+    /// `acc + v * 2^32`.
+    fn add_high(acc: Self::W, v: Self::I) -> Self::W;
+    /// `v * 2^BITS` modulo 2^32.
+    fn shifted<const BITS: u32>(v: Self::I) -> Self::I;
+    /// `a * b` modulo 2^32.
+    fn mul_i32(a: Self::I, b: Self::I) -> Self::I;
 }
 
 /// Wraps intrinsics whose only condition is the CPU feature, and memory operations whose caller vouches for them.
@@ -83,8 +87,19 @@ impl Wide for Avx512 {
         cpu!(_mm512_reduce_add_epi64(_mm512_add_epi64(v[0], v[1])).cast_unsigned())
     }
     #[inline(always)]
-    fn times_256(v: __m512i) -> __m512i {
-        cpu!(_mm512_slli_epi32::<8>(v))
+    fn add_high(acc: Self::W, v: __m512i) -> Self::W {
+        cpu!([
+            _mm512_add_epi64(acc[0], _mm512_slli_epi64::<32>(v)),
+            _mm512_add_epi64(acc[1], _mm512_slli_epi64::<32>(_mm512_srli_epi64::<32>(v))),
+        ])
+    }
+    #[inline(always)]
+    fn shifted<const BITS: u32>(v: __m512i) -> __m512i {
+        cpu!(_mm512_slli_epi32::<BITS>(v))
+    }
+    #[inline(always)]
+    fn mul_i32(a: __m512i, b: __m512i) -> __m512i {
+        cpu!(_mm512_mullo_epi32(a, b))
     }
 }
 
@@ -140,8 +155,23 @@ impl Wide for Avx2 {
         lanes[0].wrapping_add(lanes[1]).wrapping_add(lanes[2].wrapping_add(lanes[3]))
     }
     #[inline(always)]
-    fn times_256(v: Self::I) -> Self::I {
-        cpu!([_mm256_slli_epi32::<8>(v[0]), _mm256_slli_epi32::<8>(v[1])])
+    fn add_high(acc: Self::W, v: Self::I) -> Self::W {
+        cpu!({
+            let even = |acc, v| _mm256_add_epi64(acc, _mm256_slli_epi64::<32>(v));
+            let odd = |acc, v| even(acc, _mm256_srli_epi64::<32>(v));
+            [even(acc[0], v[0]), odd(acc[1], v[0]), even(acc[2], v[1]), odd(acc[3], v[1])]
+        })
+    }
+    #[inline(always)]
+    fn shifted<const BITS: u32>(v: Self::I) -> Self::I {
+        cpu!({
+            let count = _mm_cvtsi32_si128(BITS.cast_signed());
+            [_mm256_sll_epi32(v[0], count), _mm256_sll_epi32(v[1], count)]
+        })
+    }
+    #[inline(always)]
+    fn mul_i32(a: Self::I, b: Self::I) -> Self::I {
+        cpu!([_mm256_mullo_epi32(a[0], b[0]), _mm256_mullo_epi32(a[1], b[1])])
     }
 }
 
@@ -178,7 +208,18 @@ impl Wide for Portable {
         v.into_iter().fold(0, u64::wrapping_add)
     }
     #[inline(always)]
-    fn times_256(v: Self::I) -> Self::I {
-        v.map(|x| x.wrapping_shl(8))
+    fn add_high(mut acc: Self::W, v: Self::I) -> Self::W {
+        for (acc, v) in acc.iter_mut().zip(v) {
+            *acc = acc.wrapping_add(u64::from(v.cast_unsigned()) << 32);
+        }
+        acc
+    }
+    #[inline(always)]
+    fn shifted<const BITS: u32>(v: Self::I) -> Self::I {
+        v.map(|x| x << BITS)
+    }
+    #[inline(always)]
+    fn mul_i32(a: Self::I, b: Self::I) -> Self::I {
+        std::array::from_fn(|i| a[i].wrapping_mul(b[i]))
     }
 }

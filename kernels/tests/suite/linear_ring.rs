@@ -194,6 +194,18 @@ fn each_type_gives_exact_products_of_any_width_its_blocks_allow_on_any_number_of
 }
 
 #[test]
+fn sums_over_more_elements_and_outputs_than_are_cut_at_once_are_exact_too() {
+    let shapes = [(TensorType::F16, 801), (TensorType::Q4_1, 20), (TensorType::Q6K, 790)];
+    let layers = Layers::random(&shapes, 7 * 256, 5);
+    let (x, g) = (words(6, 17 * layers.width), words(7, 17 * layers.stride));
+    let (forward, backward) = (layers.plain_forward(&x), layers.plain_backward(&g));
+    for isa in Isa::available() {
+        assert!(layers.forward(&mut pool(2), isa, &x) == forward, "{isa:?}");
+        assert!(layers.backward(&mut pool(2), isa, &g) == backward, "{isa:?}");
+    }
+}
+
+#[test]
 fn whole_numbers_are_the_values_that_other_products_take() {
     for kind in TYPES {
         let shapes = [(kind, 37)];

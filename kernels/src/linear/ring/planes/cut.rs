@@ -1,6 +1,9 @@
 //! Rows of words, cut into planes of bytes.
 
-use super::super::halves;
+use super::super::{
+    bytes::{transposed, with_signs},
+    halves,
+};
 use crate::{
     activations::GROUP,
     isa::Isa,
@@ -10,8 +13,8 @@ use crate::{
 
 /// Bytes of a word.
 pub(super) const PLANES: usize = 8;
-/// Planes that are summed together.
-pub(super) const PAIRS: usize = PLANES / 2;
+/// Numbers of 32 bits that planes are joined to: the first pair, the second one, and the upper half modulo 2^32.
+pub(super) const JOINED: usize = 3;
 /// Steps of four elements in a group.
 pub(super) const STEPS: usize = GROUP / 4;
 
@@ -23,18 +26,18 @@ struct Bytes([i32; PLANES * STEPS]);
 /// What belongs to a group of a row.
 #[derive(Clone, Copy)]
 pub(super) struct Numbers {
-    /// -8 times the sums of the bytes of each pair of planes, `low + 256 high`.
-    pub(super) zero8: [i32; PAIRS],
+    /// -8 times the sums of the bytes of the planes, joined.
+    pub(super) zero8: [i32; JOINED],
     /// -128 times them.
-    pub(super) zero128: [i32; PAIRS],
+    pub(super) zero128: [i32; JOINED],
     /// -128 times those of each half.
-    pub(super) zero128_halves: [[i32; PAIRS]; 2],
+    pub(super) zero128_halves: [[i32; JOINED]; 2],
     /// The sum of the words, in halves.
     pub(super) sum: [i32; 2],
 }
 
 const NOTHING: Numbers =
-    Numbers { zero8: [0; PAIRS], zero128: [0; PAIRS], zero128_halves: [[0; PAIRS]; 2], sum: [0; 2] };
+    Numbers { zero8: [0; JOINED], zero128: [0; JOINED], zero128_halves: [[0; JOINED]; 2], sum: [0; 2] };
 
 /// Rows of words as planes of bytes.
 pub(in super::super) struct Planes {
@@ -116,21 +119,22 @@ fn cut(x: &[u64; GROUP], to: &mut Bytes, numbers: &mut Numbers) {
         }
         sum = x.iter().fold(sum, |sum, &x| sum.wrapping_add(x));
     }
-    for pair in 0..PAIRS {
-        let [first, second] = sums.map(|planes| planes[2 * pair] + 256 * planes[2 * pair + 1]);
-        numbers.zero8[pair] = -8 * (first + second);
-        numbers.zero128[pair] = -128 * (first + second);
-        numbers.zero128_halves[0][pair] = -128 * first;
-        numbers.zero128_halves[1][pair] = -128 * second;
+    let [first, second] = sums.map(joined);
+    for at in 0..JOINED {
+        let both = first[at].wrapping_add(second[at]);
+        numbers.zero8[at] = both.wrapping_mul(-8);
+        numbers.zero128[at] = both.wrapping_mul(-128);
+        numbers.zero128_halves[0][at] = first[at].wrapping_mul(-128);
+        numbers.zero128_halves[1][at] = second[at].wrapping_mul(-128);
     }
     numbers.sum = halves(sum).into();
 }
 
-/// The bytes of a word with signs: those without, where each has lent 128 to the one before.
+/// Sums of planes, joined as `sums` joins them.
 #[inline(always)]
-fn with_signs(word: u64) -> u64 {
-    const HALF: u64 = 0x8080_8080_8080_8080;
-    word.wrapping_add(HALF) ^ HALF
+fn joined(planes: [i32; PLANES]) -> [i32; JOINED] {
+    let pair = |first: usize| planes[first].wrapping_add(planes[first + 1].wrapping_mul(256));
+    [pair(0), pair(2), pair(4).wrapping_add(pair(6).wrapping_mul(1 << 16))]
 }
 
 /// Of bytes with signs.
@@ -142,27 +146,4 @@ fn sum_of_bytes(bytes: u64) -> i32 {
     let bytes = bytes ^ HALF;
     let pairs = (bytes & PAIRS_OF) + (bytes >> 8 & PAIRS_OF);
     (pairs.wrapping_mul(0x0001_0001_0001_0001) >> 48) as i32 - 8 * 128
-}
-
-/// Byte `j` of word `i` becomes byte `i` of word `j`.
-#[inline(always)]
-fn transposed(words: [u64; 8]) -> [u64; 8] {
-    let words = swapped::<4>(words, 0x0000_0000_ffff_ffff);
-    let words = swapped::<2>(words, 0x0000_ffff_0000_ffff);
-    swapped::<1>(words, 0x00ff_00ff_00ff_00ff)
-}
-
-/// Swaps the upper bytes of words with the lower ones of those `DISTANCE` behind them.
-#[inline(always)]
-fn swapped<const DISTANCE: usize>(mut words: [u64; 8], lower: u64) -> [u64; 8] {
-    let mut i = 0;
-    while i < 8 {
-        if i & DISTANCE == 0 {
-            let (first, second) = (words[i], words[i + DISTANCE]);
-            words[i] = first & lower | (second & lower) << (8 * DISTANCE);
-            words[i + DISTANCE] = first >> (8 * DISTANCE) & lower | second & !lower;
-        }
-        i += 1;
-    }
-    words
 }

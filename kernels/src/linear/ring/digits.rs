@@ -1,0 +1,182 @@
+//! Sums over digits, through a matrix unit: what many rows are worth, whatever the weights' packing, forward and backward.
+//!
+//! A word is eight bytes with signs and a whole number of a weight at most four, their *digits*, `sum over i: 256^i digit_i`:
+//!
+//! ```text
+//! out = sum over p < 8: 256^p (sum over i + j = p: sum over k: x_j[k] w_i[k])        modulo 2^64
+//! ```
+//!
+//! That is 26 products of tiles, or 21 where three digits hold all weights of a panel, and scales and minima need none of their own:
+//! they are in the whole numbers. A group of planes (`planes`) takes less of a single row, but more of many: it is scaled for each.
+//! Sums of a place are whole numbers of 32 bits, and meet in words once for 1536 elements.
+//!
+//! # Layout
+//!
+//! - this file: both products. `rows`, `weights`: what is cut to digits.
+
+mod rows;
+mod weights;
+
+use std::marker::PhantomData;
+
+use super::{
+    share::{Inputs, Panels, for_inputs, for_panels},
+    whole::{Whole, decode},
+};
+use crate::{
+    isa::{Isa, MatrixUnit},
+    linear::{
+        part::{LinearPart, blocks},
+        values::with_values,
+    },
+    pool::Pool,
+    simd::{
+        Kernel, LANES, Simd,
+        amx::squares::{DEPTH, Squares},
+    },
+};
+
+use rows::{Rows, SIDE, Side};
+use weights::{DEPTHS, Desk};
+
+/// Rows from which on it is worth to cut weights: with fewer, planes and words are faster.
+const WORTH: usize = 8;
+
+/// Whether so many rows are best multiplied here.
+pub(super) fn are_worth_it(isa: Isa, rows: usize) -> bool {
+    rows >= WORTH && isa.matrix_unit() == MatrixUnit::Amx
+}
+
+#[allow(clippy::too_many_arguments, reason = "the shapes of one matrix product")]
+pub(super) fn forward(
+    pool: &mut Pool,
+    isa: Isa,
+    x: &[u64],
+    rows: usize,
+    parts: &[LinearPart<'_>],
+    exponent: i32,
+    out: &mut [u64],
+    stride: usize,
+) {
+    let width = parts[0].matrix.columns();
+    let x = Rows::of(pool, isa, Side::Left, x, rows, width, 0..width);
+    for_panels(pool, &x, rows, parts, exponent, out, stride, |share| isa.dispatch(Forward(share)));
+}
+
+struct Forward<'a>(Panels<'a, Rows>);
+
+impl Kernel for Forward<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        let packing = self.0.part.matrix.packing();
+        with_values!(packing, V => S::call(ForwardOf::<V>(&self.0, PhantomData)));
+    }
+}
+
+struct ForwardOf<'a, V>(&'a Panels<'a, Rows>, PhantomData<V>);
+
+impl<V: Whole> Kernel for ForwardOf<'_, V> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        let Panels { x, rows, part, panels, factors, .. } = self.0;
+        // SAFETY: the set says that the unit may be used, and this thread does nothing else meanwhile.
+        let (unit, mut desk) = (unsafe { Squares::lay_out() }, Desk::new());
+        for panel in panels.clone() {
+            for elements in blocks(0..part.matrix.columns(), DEPTHS * DEPTH) {
+                desk.clear();
+                for (depth, elements) in blocks(elements.clone(), DEPTH).enumerate() {
+                    desk.whole[elements.len()..].fill([0; LANES]);
+                    let whole = desk.whole.as_mut_ptr().cast();
+                    // SAFETY: panel and elements exist, and there is room for 64 vectors.
+                    unsafe { decode::<S, V>(part.matrix, panel, elements, *factors, whole) };
+                    desk.cut(depth);
+                }
+                for (side, rows) in blocks(0..*rows, SIDE).enumerate() {
+                    let x = x.tiles(side, elements.start / DEPTH);
+                    // SAFETY: rows have tiles of all elements.
+                    unsafe { desk.multiply::<false>(&unit, x, 0, elements.len().div_ceil(DEPTH)) };
+                    for row in rows {
+                        self.0.put(row, panel, elements.start == 0, &desk.words(row % SIDE));
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[allow(clippy::too_many_arguments, reason = "the shapes of one matrix product")]
+pub(super) fn backward(
+    pool: &mut Pool,
+    isa: Isa,
+    g: &[u64],
+    rows: usize,
+    stride: usize,
+    parts: &[LinearPart<'_>],
+    exponent: i32,
+    out: &mut [u64],
+) {
+    let cut: Vec<Rows> = parts
+        .iter()
+        .map(|part| {
+            let columns = part.column..part.column + part.matrix.rows();
+            Rows::of(pool, isa, Side::Right, g, rows, stride, columns)
+        })
+        .collect();
+    let parts: Vec<_> = parts.iter().copied().zip(&cut).collect();
+    for_inputs(pool, rows, &parts, exponent, out, |share| isa.dispatch(Backward(share)));
+}
+
+struct Backward<'a>(Inputs<'a, Rows>);
+
+impl Kernel for Backward<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        let packing = self.0.part.matrix.packing();
+        with_values!(packing, V => S::call(BackwardOf::<V>(&self.0, PhantomData)));
+    }
+}
+
+struct BackwardOf<'a, V>(&'a Inputs<'a, Rows>, PhantomData<V>);
+
+/// Panels whose outputs lie on a half of the desk.
+const TALL: usize = DEPTHS / 2 * DEPTH / LANES;
+
+impl<V: Whole> Kernel for BackwardOf<'_, V> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        let Inputs { g, rows, part, inputs, factors, .. } = self.0;
+        let w = part.matrix;
+        // SAFETY: the set says that the unit may be used, and this thread does nothing else meanwhile.
+        let (unit, mut desk) = (unsafe { Squares::lay_out() }, Desk::new());
+        for panels in blocks(0..w.panels(), TALL) {
+            desk.clear();
+            for (tall, panel) in panels.clone().enumerate() {
+                let whole = desk.whole.as_mut_ptr().cast();
+                // SAFETY: panel and inputs exist, and there is room for a group of vectors.
+                unsafe { decode::<S, V>(w, panel, inputs.clone(), *factors, whole) };
+                desk.cut_across(tall);
+            }
+            let depths = (panels.len() * LANES).div_ceil(DEPTH);
+            for (side, rows) in blocks(0..*rows, SIDE).enumerate() {
+                for (half, inputs) in blocks(inputs.clone(), LANES).enumerate() {
+                    let g = g.tiles(side, panels.start * LANES / DEPTH);
+                    // SAFETY: rows have tiles of all outputs.
+                    unsafe { desk.multiply::<true>(&unit, g, half * (DEPTHS / 2), depths) };
+                    for (column, input) in inputs.enumerate() {
+                        for (row, sum) in rows.clone().zip(desk.words(column)) {
+                            self.0.add(row, input, sum);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! Weights as whole numbers, cut into tiles of digits on a desk.
+
+use crate::{
+    activations::GROUP,
+    simd::{
+        LANES,
+        amx::squares::{DEPTH, DIGITS, Squares, TILE_SUMS, WEIGHT_DIGITS},
+    },
+};
+
+/// Stretches of elements that lie on the desk at once: 96 KB of their digits.
+pub(super) const DEPTHS: usize = 24;
+
+/// A digit of 64 elements of sixteen columns: `[64 / 4, 16]` of four bytes, or `[16, 64 / 4]`.
+type Tile = [[[u8; 4]; LANES]; DEPTH / 4];
+/// All digits of them.
+type Stretch = [Tile; WEIGHT_DIGITS];
+/// Whole numbers of 64 elements of sixteen columns, or of sixteen elements of a group of columns.
+pub(super) type Whole = [[i32; LANES]; DEPTH];
+
+/// Where weights and sums lie meanwhile.
+#[repr(C, align(64))]
+pub(super) struct Desk {
+    weights: [Stretch; DEPTHS],
+    pub(super) whole: Whole,
+    sums: [[i32; TILE_SUMS]; DIGITS],
+    /// Bits that the third digits of weights have, or any of them, and the fourth ones.
+    upper: [[u32; LANES]; 2],
+}
+
+impl Desk {
+    #[inline(always)]
+    pub(super) fn new() -> Self {
+        Self {
+            weights: [[[[[0; 4]; LANES]; DEPTH / 4]; WEIGHT_DIGITS]; DEPTHS],
+            whole: [[0; LANES]; DEPTH],
+            sums: [[0; TILE_SUMS]; DIGITS],
+            upper: [[0; LANES]; 2],
+        }
+    }
+
+    /// Forgets how large weights were.
+    #[inline(always)]
+    pub(super) fn clear(&mut self) {
+        self.upper = [[0; LANES]; 2];
+    }
+
+    /// Cuts the whole numbers on the desk, a lane being a column: they are the right side of a product.
+    #[inline(always)]
+    pub(super) fn cut(&mut self, depth: usize) {
+        let Self { weights, whole, upper, .. } = self;
+        let [first, second, third, fourth] = &mut weights[depth];
+        for row in 0..DEPTH / 4 {
+            for lane in 0..LANES {
+                let at = |i: usize| with_signs(whole[4 * row + i][lane]);
+                let [a, b, c, d] = transposed([at(0), at(1), at(2), at(3)]);
+                (first[row][lane], second[row][lane]) = (a.to_le_bytes(), b.to_le_bytes());
+                (third[row][lane], fourth[row][lane]) = (c.to_le_bytes(), d.to_le_bytes());
+                upper[0][lane] |= c;
+                upper[1][lane] |= d;
+            }
+        }
+    }
+
+    /// Cuts whole numbers on the desk, a lane being an element: those of a group of columns and of the `panel`th sixteen elements.
+    /// They are the left side of two products, of each half of the group, whose weights lie on a half of the desk.
+    #[inline(always)]
+    pub(super) fn cut_across(&mut self, panel: usize) {
+        let Self { weights, whole, upper, .. } = self;
+        let (depth, at) = (panel / (DEPTH / LANES), panel % (DEPTH / LANES) * LANES / 4);
+        for (column, elements) in whole[..GROUP].iter().enumerate() {
+            let mut elements = *elements;
+            for lane in 0..LANES {
+                elements[lane] = with_signs(elements[lane]).cast_signed();
+                upper[0][lane] |= elements[lane].cast_unsigned() >> 16 & 0xff;
+                upper[1][lane] |= elements[lane].cast_unsigned() >> 24;
+            }
+            for (digit, tile) in weights[column / LANES * (DEPTHS / 2) + depth].iter_mut().enumerate() {
+                let mut bytes = [0; LANES];
+                for lane in 0..LANES {
+                    bytes[lane] = (elements[lane] >> (8 * digit)) as u8;
+                }
+                tile[column % LANES][at..at + LANES / 4].copy_from_slice(bytes.as_chunks().0);
+            }
+        }
+    }
+
+    /// Multiplies sixteen rows, whose tiles begin at `x`, with `depths` stretches of weights from the `first` on; these are on the
+    /// `LEFT` or not, as they were cut.
+    ///
+    /// # Safety
+    ///
+    /// The tiles exist.
+    #[inline(always)]
+    pub(super) unsafe fn multiply<const LEFT: bool>(
+        &mut self,
+        unit: &Squares,
+        x: *const u8,
+        first: usize,
+        depths: usize,
+    ) {
+        assert!(first + depths <= DEPTHS, "stretches lie on the desk");
+        let (w, sums) = (self.weights[first..].as_ptr().cast(), self.sums.as_mut_ptr().cast());
+        // SAFETY: the caller's, and all the rest lies on the desk. Sums of 1536 elements are below 2^27.
+        unsafe {
+            match self.upper.map(|bits| bits != [0; LANES]) {
+                [_, true] => unit.multiply::<4, LEFT>(x, w, depths, sums),
+                [true, false] => unit.multiply::<3, LEFT>(x, w, depths, sums),
+                [false, false] => unit.multiply::<2, LEFT>(x, w, depths, sums),
+            }
+        }
+    }
+
+    /// A row of the sums, as words.
+    #[inline(always)]
+    pub(super) fn words(&self, row: usize) -> [u64; LANES] {
+        let mut words = [0; LANES];
+        for (place, sums) in self.sums.iter().enumerate() {
+            for (word, &sum) in words.iter_mut().zip(&sums[row * LANES..][..LANES]) {
+                *word = u64::wrapping_add(*word, i64::from(sum).cast_unsigned() << (8 * place));
+            }
+        }
+        words
+    }
+}
+
+/// The bytes of a whole number with signs: those without, where each has lent 128 to the one before.
+#[inline(always)]
+fn with_signs(whole: i32) -> u32 {
+    const HALF: u32 = 0x8080_8080;
+    whole.cast_unsigned().wrapping_add(HALF) ^ HALF
+}
+
+/// Byte `j` of number `i` becomes byte `i` of number `j`.
+#[inline(always)]
+fn transposed([a, b, c, d]: [u32; 4]) -> [u32; 4] {
+    const LOW: u32 = 0x0000_ffff;
+    const EVEN: u32 = 0x00ff_00ff;
+    let (ac_low, ac_high) = (a & LOW | c << 16, a >> 16 | c & !LOW);
+    let (bd_low, bd_high) = (b & LOW | d << 16, b >> 16 | d & !LOW);
+    let even = |x: u32, y: u32| x & EVEN | (y & EVEN) << 8;
+    let odd = |x: u32, y: u32| x >> 8 & EVEN | y & !EVEN;
+    [even(ac_low, bd_low), odd(ac_low, bd_low), even(ac_high, bd_high), odd(ac_high, bd_high)]
+}

@@ -1,0 +1,55 @@
+//! Sums of planes with codes, joined and multiplied with scales.
+
+use super::{
+    Codes,
+    cut::{JOINED, Numbers, PLANES},
+};
+use crate::simd::Simd;
+
+/// Sums of a row with a panel: of the first two pairs of planes, and of the upper half, of which 32 bits are enough.
+#[derive(Clone, Copy)]
+pub(super) struct Sums<S: Simd> {
+    pairs: [S::W; 2],
+    upper: S::I,
+}
+
+/// The whole sums of a part of a group, by planes, as one number each of two pairs and of the upper half.
+#[inline(always)]
+pub(super) fn joined<S: Simd>(planes: [S::I; PLANES]) -> [S::I; JOINED] {
+    let [p0, p1, p2, p3, p4, p5, p6, p7] = planes;
+    let upper = S::add_i32(
+        S::add_i32(p4, S::shifted::<8>(p5)),
+        S::add_i32(S::shifted::<16>(p6), S::shifted::<24>(p7)),
+    );
+    [S::add_i32(p0, S::shifted::<8>(p1)), S::add_i32(p2, S::shifted::<8>(p3)), upper]
+}
+
+impl<S: Simd> Sums<S> {
+    #[inline(always)]
+    pub(super) fn zero() -> Self {
+        Self { pairs: [S::zero_wide(); 2], upper: S::splat_i32(0) }
+    }
+
+    /// Adds what a group of a row comes to: the joined sums of its parts times their scales, and its minimum.
+    #[inline(always)]
+    pub(super) fn add<P: Codes>(&mut self, parts: [[S::I; JOINED]; 2], numbers: &Numbers, scales: [S::I; 2]) {
+        #[allow(clippy::needless_range_loop, reason = "adapters are not always compiled for the set")]
+        for part in 0..P::PARTS {
+            let [first, second, upper] = parts[part];
+            self.pairs[0] = S::add_product(self.pairs[0], scales[part], first);
+            self.pairs[1] = S::add_product(self.pairs[1], scales[part], second);
+            self.upper = S::add_i32(self.upper, S::mul_i32(scales[part], upper));
+        }
+        if P::HAS_MINIMUM {
+            let [low, high] = [S::splat_i32(numbers.sum[0]), S::splat_i32(numbers.sum[1])];
+            self.pairs[0] = S::add_product(self.pairs[0], scales[1], low);
+            self.upper = S::add_i32(self.upper, S::mul_i32(scales[1], high));
+        }
+    }
+
+    /// As words.
+    #[inline(always)]
+    pub(super) fn words(self) -> S::W {
+        S::add_high(S::add_shifted::<16>(self.pairs[0], self.pairs[1]), self.upper)
+    }
+}

@@ -1,0 +1,110 @@
+//! How a product is shared out: what a thread takes of it at a time.
+
+use std::ops::Range;
+
+use super::form::Factors;
+use crate::{
+    activations::GROUP,
+    linear::part::{LinearPart, blocks, for_each_part},
+    pool::Pool,
+    simd::LANES,
+};
+
+/// Some panels of a part, for all rows, which are prepared as `X`.
+pub(super) struct Panels<'a, X> {
+    pub(super) x: &'a X,
+    pub(super) rows: usize,
+    pub(super) part: LinearPart<'a>,
+    pub(super) panels: Range<usize>,
+    pub(super) factors: Factors,
+    out: *mut u64,
+    stride: usize,
+}
+
+impl<X> Panels<'_, X> {
+    /// Writes the sums of a row with a panel, or adds them to those of elements before.
+    #[inline(always)]
+    pub(super) fn put(&self, row: usize, panel: usize, is_first: bool, sums: &[u64; LANES]) {
+        let lanes = LANES.min(self.part.matrix.rows() - panel * LANES);
+        let to = self.out.wrapping_add(row * self.stride + self.part.column + panel * LANES);
+        for (lane, &sum) in sums.iter().enumerate().take(lanes) {
+            // SAFETY: columns were checked to lie within `out`, and no other chunk uses these.
+            unsafe {
+                let to = to.add(lane);
+                *to = if is_first { sum } else { sum.wrapping_add(*to) };
+            }
+        }
+    }
+}
+
+/// Gives the panels of all parts to the threads of `pool`. Rows of `out` have `stride` words.
+#[allow(clippy::too_many_arguments, reason = "the shapes of one matrix product")]
+pub(super) fn for_panels<X: Sync>(
+    pool: &mut Pool,
+    x: &X,
+    rows: usize,
+    parts: &[LinearPart<'_>],
+    exponent: i32,
+    out: &mut [u64],
+    stride: usize,
+    each: impl Fn(Panels<'_, X>) + Sync,
+) {
+    let out = OutWords(out.as_mut_ptr());
+    let panels: usize = parts.iter().map(|part| part.matrix.panels()).sum();
+    let chunk = panels.div_ceil(4 * pool.threads()).max(1);
+    pool.run(panels.div_ceil(chunk), |i| {
+        let out = &out;
+        for_each_part(parts, i * chunk, panels.min((i + 1) * chunk), |part, first, last| {
+            let factors = part.matrix.factors(exponent);
+            each(Panels { x, rows, part, panels: first..last, factors, out: out.0, stride });
+        });
+    });
+}
+
+/// Some inputs of a part, at most a group of them, for all rows, which are prepared as `G`.
+pub(super) struct Inputs<'a, G> {
+    pub(super) g: &'a G,
+    pub(super) rows: usize,
+    pub(super) part: LinearPart<'a>,
+    pub(super) inputs: Range<usize>,
+    pub(super) factors: Factors,
+    out: *mut u64,
+}
+
+impl<G> Inputs<'_, G> {
+    /// Adds to an input of a row.
+    #[inline(always)]
+    pub(super) fn add(&self, row: usize, input: usize, sum: u64) {
+        let to = self.out.wrapping_add(row * self.part.matrix.columns() + input);
+        // SAFETY: inputs lie within `out`, and no other chunk uses these.
+        unsafe { *to = (*to).wrapping_add(sum) };
+    }
+}
+
+/// Gives the inputs of all parts, each of which has rows of its own, to the threads of `pool`, a group at a time.
+pub(super) fn for_inputs<G: Sync>(
+    pool: &mut Pool,
+    rows: usize,
+    parts: &[(LinearPart<'_>, &G)],
+    exponent: i32,
+    out: &mut [u64],
+    each: impl Fn(Inputs<'_, G>) + Sync,
+) {
+    let columns = parts[0].0.matrix.columns();
+    let out = OutWords(out.as_mut_ptr());
+    let groups = columns.div_ceil(GROUP);
+    let chunk = groups.div_ceil(4 * pool.threads());
+    pool.run(groups.div_ceil(chunk), |i| {
+        let out = &out;
+        for inputs in blocks(i * chunk * GROUP..columns.min((i + 1) * chunk * GROUP), GROUP) {
+            for &(part, g) in parts {
+                let (factors, inputs) = (part.matrix.factors(exponent), inputs.clone());
+                each(Inputs { g, rows, part, inputs, factors, out: out.0 });
+            }
+        }
+    });
+}
+
+struct OutWords(*mut u64);
+// SAFETY: chunks write disjoint columns of a buffer that outlives the parallel region.
+unsafe impl Sync for OutWords {}
