@@ -110,11 +110,13 @@ impl Padded {
     fn cover(&mut self, ask: Ask, x: &[u64], width: usize) -> Result<(), CallError> {
         self.taken.clear();
         self.pads.take(ask, x.len() / width, &mut self.taken)?;
-        self.masked.resize(x.len(), 0);
-        for (pad, row) in self.taken.iter().zip(self.masked.chunks_mut(width)) {
-            pad.fill(words_mut(row));
+        if self.masked.len() < x.len() {
+            self.masked.resize(x.len(), 0);
         }
-        self.masked.iter_mut().zip(x).for_each(|(r, x)| *r = r.wrapping_add(*x));
+        for ((pad, row), x) in self.taken.iter().zip(self.masked.chunks_mut(width)).zip(x.chunks(width)) {
+            pad.fill(words_mut(row));
+            row.iter_mut().zip(x).for_each(|(r, x)| *r = r.wrapping_add(*x));
+        }
         Ok(())
     }
 }
@@ -139,7 +141,7 @@ impl Route for Padded {
         for (x, out) in x.chunks(most * input).zip(out.chunks_mut(most * output)) {
             let mut trial = Trial::new(session, ask, x.len() / input, Source::Rows)?;
             self.cover(ask, x, input)?;
-            while !session.attempt(&mut trial, words(&self.masked), words_mut(out), &mut || {})? {
+            while !session.attempt(&mut trial, words(&self.masked[..x.len()]), words_mut(out), &mut || {})? {
                 trial.renew();
                 self.cover(ask, x, input)?;
             }

@@ -97,8 +97,11 @@ impl Ring {
         rows: &[f32],
         of: &Session,
     ) -> Result<(), CallError> {
-        self.x.resize(self.sent(rows.len() / width) * width, 0);
-        self.x[rows.len()..].fill(0);
+        let sent = self.sent(rows.len() / width) * width;
+        if self.x.len() < sent {
+            self.x.resize(sent, 0);
+        }
+        self.x[rows.len()..sent].fill(0);
         self.exponents.clear();
         for (number, (row, whole)) in rows.chunks(width).zip(self.x.chunks_mut(width)).enumerate() {
             let site = || site_name(place.site, of.catalog().sites.len());
@@ -176,13 +179,16 @@ impl Mask for Ring {
         let offer = session.catalog().sites[site as usize].ring.ok_or_else(no_ring)?;
         let bits = ring_bits(offer.l1[place.direction as usize]).ok_or_else(no_ring)?;
         self.convert(place, input, bits, rows, session)?;
-        self.y.resize(self.sent(count) * output, 0);
-        self.route.call(session, ask, &self.x, &mut self.y)?;
-        if let Some(verifying) = &self.verifying {
-            verifying.check(place, &self.x, &self.y)?;
+        let sent = self.sent(count);
+        if self.y.len() < sent * output {
+            self.y.resize(sent * output, 0);
         }
-        for ((row, whole), exponent) in out.chunks_mut(output).zip(self.y.chunks(output)).zip(&self.exponents)
-        {
+        let (x, y) = (&self.x[..sent * input], &mut self.y[..sent * output]);
+        self.route.call(session, ask, x, y)?;
+        if let Some(verifying) = &self.verifying {
+            verifying.check(place, x, y)?;
+        }
+        for ((row, whole), exponent) in out.chunks_mut(output).zip(y.chunks(output)).zip(&self.exponents) {
             fixed_point::from_whole(whole, exponent.saturating_add(offer.weight_exponent), row);
         }
         if let Some(bias) = self.bias(session, place, output)? {

@@ -89,14 +89,19 @@ impl Shares {
         rows: usize,
     ) -> Result<bool, CallError> {
         let draw = self.take(rows)?;
-        self.masked.resize(x.len(), 0);
-        self.effect.resize(out.len(), 0);
-        draw.fill(0, 2 * x.len() / rows, words_mut(&mut self.masked));
-        self.masked.iter_mut().zip(x).for_each(|(r, x)| *r = r.wrapping_add(*x));
+        if self.masked.len() < x.len() {
+            self.masked.resize(x.len(), 0);
+        }
+        if self.effect.len() < out.len() {
+            self.effect.resize(out.len(), 0);
+        }
         let Self { second, masked, effect, .. } = self;
+        let (masked, effect) = (&mut masked[..x.len()], &mut effect[..out.len()]);
         let ([first_trial, second_trial], mut first) = (trials, None);
-        // The seed first: the second executor computes while the rows are on their way to the first.
+        // The seed first: the second executor computes while the rows are covered here, and on their way to the first.
         let mut meanwhile = || {
+            draw.fill(0, 2 * x.len() / rows, words_mut(masked));
+            masked.iter_mut().zip(x).for_each(|(r, x)| *r = r.wrapping_add(*x));
             first = Some(session.attempt(first_trial, words(masked), words_mut(out), &mut || {}));
         };
         let answered = second.attempt(second_trial, &*draw.to_words(), words_mut(effect), &mut meanwhile)?;

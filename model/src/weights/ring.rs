@@ -1,6 +1,9 @@
 //! Sites in whole numbers: what is promised of them, and rows of words through them.
 
-use std::sync::{Mutex, PoisonError};
+use std::{
+    borrow::Cow,
+    sync::{Mutex, PoisonError},
+};
 
 use kernels::{LinearPart, PackedMatrix, RingForm, SumFrom, linear_ring, linear_ring_transposed};
 
@@ -92,18 +95,28 @@ pub(crate) fn evaluate(
     (out, outputs): (&mut [f32], usize),
 ) {
     assert_ne!(op, SiteOp::Forward, "a bias is no whole number");
-    let (x, exponent) = (words(x), ring.weight_exponent);
-    let rows = x.len() / inputs.max(1);
-    // Outputs of other parts, and sums so far, stay what they are.
-    let mut sums = words(out);
-    match op {
-        SiteOp::Backward => {
-            linear_ring_transposed(pool, *isa, &x, rows, inputs, parts, exponent, from, &mut sums);
+    let exponent = ring.weight_exponent;
+    let mut product = |x: &[u64], sums: &mut [u64]| {
+        let rows = x.len() / inputs.max(1);
+        match op {
+            SiteOp::Backward => {
+                linear_ring_transposed(pool, *isa, x, rows, inputs, parts, exponent, from, sums);
+            }
+            _ => linear_ring(pool, *isa, x, rows, parts, exponent, sums, outputs),
         }
-        _ => linear_ring(pool, *isa, &x, rows, parts, exponent, &mut sums, outputs),
-    }
-    for (halves, word) in out.as_chunks_mut::<2>().0.iter_mut().zip(sums) {
-        *halves = [word as u32, (word >> 32) as u32].map(f32::from_bits);
+    };
+    // Halves lie in memory as words do; where they do not begin as words do, they are copied.
+    let x = bytemuck::try_cast_slice(x).map_or_else(|_| Cow::from(words(x)), Cow::from);
+    match bytemuck::try_cast_slice_mut(out) {
+        Ok(sums) => product(&x, sums),
+        Err(_) => {
+            // Outputs of other parts, and sums so far, stay what they are.
+            let mut sums = words(out);
+            product(&x, &mut sums);
+            for (halves, word) in out.as_chunks_mut::<2>().0.iter_mut().zip(sums) {
+                *halves = [word as u32, (word >> 32) as u32].map(f32::from_bits);
+            }
+        }
     }
 }
 

@@ -8,6 +8,7 @@
 
 use std::{
     fs::{File, OpenOptions},
+    ops::Range,
     os::unix::fs::{FileExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
 };
@@ -79,34 +80,44 @@ impl PadFile {
         written.map_err(|source| PoolError::io(&self.path, source))
     }
 
-    /// Reads a pad that is burnt already, and erases it.
-    pub(super) fn take(&self, number: u64) -> Result<Pad, PoolError> {
+    /// Reads pads that are burnt already, and erases them.
+    pub(super) fn take(&self, numbers: Range<u64>, pads: &mut Vec<Pad>) -> Result<(), PoolError> {
         let failed = |source| PoolError::io(&self.path, source);
-        let pad_bytes = Self::pad_bytes(self.width);
-        let mut bytes = Zeroizing::new(vec![0; KEY_BYTES + 8 * self.width + CHECK_BYTES]);
-        self.file.read_exact_at(&mut bytes, number * pad_bytes).map_err(failed)?;
-        let (body, check) = bytes.split_at(bytes.len() - CHECK_BYTES);
-        if self.check(number, body) != check {
-            return Err(PoolError::corrupt(&self.path, "a pad does not fit its hash"));
+        let pad_bytes = KEY_BYTES + 8 * self.width + CHECK_BYTES;
+        let at = numbers.start * pad_bytes as u64;
+        let count = usize::try_from(numbers.end - numbers.start).unwrap_or(usize::MAX);
+        let mut bytes = Zeroizing::new(vec![0; count.saturating_mul(pad_bytes)]);
+        self.file.read_exact_at(&mut bytes, at).map_err(failed)?;
+        let first = pads.len();
+        for (pad, number) in bytes.chunks(pad_bytes).zip(numbers) {
+            pads.push(self.parse(pad, number)?);
         }
-        self.erase(number * pad_bytes, pad_bytes)?;
-        let (key, effect) = body.split_at(KEY_BYTES);
-        let key = <&[u8; KEY_BYTES]>::try_from(key)
-            .map_err(|_| PoolError::corrupt(&self.path, "a pad without a key"))?;
+        bytes.fill(0);
+        self.file.write_all_at(&bytes, at).map_err(|source| {
+            pads.truncate(first);
+            failed(source)
+        })
+    }
+
+    /// # Errors
+    /// The pad does not fit its hash.
+    fn parse(&self, pad: &[u8], number: u64) -> Result<Pad, PoolError> {
+        let (body, check) = pad.split_at(pad.len() - CHECK_BYTES);
+        let fits = self.check(number, body) == check;
+        let Some((key, effect)) = body.split_first_chunk::<KEY_BYTES>().filter(|_| fits) else {
+            return Err(PoolError::corrupt(&self.path, "a pad does not fit its hash"));
+        };
         let effect = effect.as_chunks::<8>().0.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect();
         Ok(Pad::new(Key::new(key), effect))
     }
 
-    /// Makes a hole: the file system gives whole blocks back, and writes zeros to the rest of them.
-    fn erase(&self, at: u64, bytes: u64) -> Result<(), PoolError> {
-        let hole = fallocate(&self.file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, at, bytes);
-        match hole {
-            Ok(()) => Ok(()),
-            // Some file systems have no holes.
-            Err(_) => {
-                let zeros = vec![0; usize::try_from(bytes).unwrap_or_default()];
-                self.file.write_all_at(&zeros, at).map_err(|source| PoolError::io(&self.path, source))
-            }
+    /// Gives the blocks of pads that are erased back to the file system, if it takes them.
+    pub(super) fn release(&self, numbers: Range<u64>) {
+        let pad_bytes = Self::pad_bytes(self.width);
+        let (at, bytes) = (numbers.start * pad_bytes, numbers.end.saturating_sub(numbers.start) * pad_bytes);
+        if bytes > 0 {
+            // Some file systems have no holes, and their zeros stay.
+            let _ = fallocate(&self.file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, at, bytes);
         }
     }
 }

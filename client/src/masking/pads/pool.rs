@@ -30,6 +30,9 @@ use super::{
 pub use crate::error::PoolError;
 use crate::masking::Direction;
 
+/// Most pads that are read together.
+const TAKEN_PADS: u64 = 16;
+
 /// A pool that this process holds.
 #[derive(Debug)]
 pub struct Pool {
@@ -161,14 +164,16 @@ impl Pool {
                 wanted: rows,
             });
         };
-        for _ in 0..rows {
+        let end = self.next[at] + rows;
+        while self.next[at] < end {
             let number = self.next[at];
             if number >= self.journal.marks[at].burnt {
                 self.burn(at)?;
             }
-            // First: whatever becomes of it, it is not taken again.
-            self.next[at] = number + 1;
-            pads.push(self.files[at].take(number)?);
+            let until = end.min(self.journal.marks[at].burnt).min(number + TAKEN_PADS);
+            // First: whatever becomes of them, they are not taken again.
+            self.next[at] = until;
+            self.files[at].take(number..until, pads)?;
         }
         Ok(())
     }
@@ -180,6 +185,7 @@ impl Pool {
             let in_hand = mark.burnt.saturating_sub(self.next[other]);
             let is_in_step = other % 2 == at % 2 && in_hand < BURN_PADS / 4;
             if other == at || is_in_step {
+                self.files[other].release(mark.burnt.saturating_sub(BURN_PADS)..self.next[other]);
                 mark.burnt = (mark.burnt + BURN_PADS).min(mark.made.max(mark.burnt));
             }
         }

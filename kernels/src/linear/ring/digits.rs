@@ -42,6 +42,9 @@ use weights::{DEPTHS, Desk};
 /// Rows from which on it is worth to cut weights: with fewer, planes and words are faster.
 const WORTH: usize = 8;
 
+/// Words of rows that stay in the second-level cache: 1 MB.
+const CACHED_WORDS: usize = 1 << 17;
+
 /// Whether so many rows are best multiplied here.
 pub(super) fn are_worth_it(isa: Isa, rows: usize) -> bool {
     rows >= WORTH && isa.matrix_unit() == MatrixUnit::Amx
@@ -85,27 +88,34 @@ impl<V: Whole> Kernel for ForwardOf<'_, V> {
         let Panels { x, rows, part, panels, factors, .. } = self.0;
         // SAFETY: the set says that the unit may be used, and this thread does nothing else meanwhile.
         let (unit, mut desk) = (unsafe { Squares::lay_out() }, Desk::new());
-        for panel in panels.clone() {
-            for elements in blocks(0..part.matrix.columns(), DEPTHS * DEPTH) {
-                desk.clear();
-                for (depth, elements) in blocks(elements.clone(), DEPTH).enumerate() {
-                    desk.whole[elements.len()..].fill([0; LANES]);
-                    let whole = desk.whole.as_mut_ptr().cast();
-                    // SAFETY: panel and elements exist, and there is room for 64 vectors.
-                    unsafe { decode::<S, V>(part.matrix, panel, elements, *factors, whole) };
-                    desk.cut(depth);
-                }
-                for (side, rows) in blocks(0..*rows, SIDE).enumerate() {
-                    let x = x.tiles(side, elements.start / DEPTH);
-                    // SAFETY: rows have tiles of all elements.
-                    unsafe { desk.multiply::<false>(&unit, x, 0, elements.len().div_ceil(DEPTH)) };
-                    for row in rows {
-                        self.0.put(row, panel, elements.start == 0, &desk.words(row % SIDE));
+        for rows in blocks(0..*rows, rows_together(part.matrix.columns())) {
+            for panel in panels.clone() {
+                for elements in blocks(0..part.matrix.columns(), DEPTHS * DEPTH) {
+                    desk.clear();
+                    for (depth, elements) in blocks(elements.clone(), DEPTH).enumerate() {
+                        desk.whole[elements.len()..].fill([0; LANES]);
+                        let whole = desk.whole.as_mut_ptr().cast();
+                        // SAFETY: panel and elements exist, and there is room for 64 vectors.
+                        unsafe { decode::<S, V>(part.matrix, panel, elements, *factors, whole) };
+                        desk.cut(depth);
+                    }
+                    for rows in blocks(rows.clone(), SIDE) {
+                        let x = x.tiles(rows.start / SIDE, elements.start / DEPTH);
+                        // SAFETY: rows have tiles of all elements.
+                        unsafe { desk.multiply::<false>(&unit, x, 0, elements.len().div_ceil(DEPTH)) };
+                        for row in rows {
+                            self.0.put(row, panel, elements.start == 0, &desk.words(row % SIDE));
+                        }
                     }
                 }
             }
         }
     }
+}
+
+/// Rows whose digits stay in the second-level cache while all panels meet them: whole tiles.
+fn rows_together(elements: usize) -> usize {
+    (CACHED_WORDS / elements.max(1) / SIDE * SIDE).max(SIDE)
 }
 
 #[allow(clippy::too_many_arguments, reason = "the shapes of one matrix product")]
@@ -165,9 +175,9 @@ impl<V: Whole> Kernel for BackwardOf<'_, V> {
                 desk.cut_across(tall);
             }
             let depths = (panels.len() * LANES).div_ceil(DEPTH);
-            for (side, rows) in blocks(0..*rows, SIDE).enumerate() {
+            for rows in blocks(0..*rows, SIDE) {
                 for (half, inputs) in blocks(inputs.clone(), LANES).enumerate() {
-                    let g = g.tiles(side, panels.start * LANES / DEPTH);
+                    let g = g.tiles(rows.start / SIDE, panels.start * LANES / DEPTH);
                     // SAFETY: rows have tiles of all outputs.
                     unsafe { desk.multiply::<true>(&unit, g, half * (DEPTHS / 2), depths) };
                     for (column, input) in inputs.enumerate() {

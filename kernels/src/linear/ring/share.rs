@@ -27,9 +27,12 @@ impl<X> Panels<'_, X> {
     pub(super) fn put(&self, row: usize, panel: usize, is_first: bool, sums: &[u64; LANES]) {
         let lanes = LANES.min(self.part.matrix.rows() - panel * LANES);
         let to = self.out.wrapping_add(row * self.stride + self.part.column + panel * LANES);
-        for (lane, &sum) in sums.iter().enumerate().take(lanes) {
-            // SAFETY: columns were checked to lie within `out`, and no other chunk uses these.
-            unsafe {
+        // SAFETY: columns were checked to lie within `out`, and no other chunk uses these.
+        unsafe {
+            if is_first && lanes == LANES {
+                return to.cast::<[u64; LANES]>().write_unaligned(*sums);
+            }
+            for (lane, &sum) in sums.iter().enumerate().take(lanes) {
                 let to = to.add(lane);
                 *to = if is_first { sum } else { sum.wrapping_add(*to) };
             }

@@ -19,7 +19,7 @@ pub(crate) const TILE_SUMS: usize = 256;
 ///
 /// ```text
 /// 0 to 3   sums of products whose digits' places add up to 0 to 3, or 4 to 7, [16, 16] whole numbers
-/// 4, 5     a digit of weights        6, 7   a digit of rows
+/// 4 to 6   up to three digits of weights        7   a digit of rows
 /// ```
 ///
 /// Of both, one is on the left: `[16, 64]` bytes; the other on the right, `[64 / 4, 16 x 4]` bytes.
@@ -84,14 +84,16 @@ impl Squares {
         unsafe {
             asm!("tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3", options(nostack, nomem));
             for _ in 0..depths {
-                digit::<0, W, FIRST, LEFT>(x, w);
-                digit::<1, W, FIRST, LEFT>(x, w);
-                digit::<2, W, FIRST, LEFT>(x, w);
-                digit::<3, W, FIRST, LEFT>(x, w);
-                digit::<4, W, FIRST, LEFT>(x, w);
-                digit::<5, W, FIRST, LEFT>(x, w);
-                digit::<6, W, FIRST, LEFT>(x, w);
-                digit::<7, W, FIRST, LEFT>(x, w);
+                if W <= HELD {
+                    meet::<0, W, FIRST, LEFT>(x, w);
+                } else if FIRST == 0 {
+                    // Its last digit meets but one of the rows'.
+                    meet::<HELD, 1, FIRST, LEFT>(x, w);
+                    meet::<0, HELD, FIRST, LEFT>(x, w);
+                } else {
+                    meet::<1, HELD, FIRST, LEFT>(x, w);
+                    meet::<0, 1, FIRST, LEFT>(x, w);
+                }
                 x = x.add(DIGITS * TILE_BYTES);
                 w = w.add(WEIGHT_DIGITS * TILE_BYTES);
             }
@@ -113,46 +115,91 @@ impl Drop for Squares {
     }
 }
 
-/// Products of digit `X` of rows with those of `W` digits of weights that come to the four places from `FIRST` on.
+/// Digits of weights that stay in registers while those of rows meet them.
+const HELD: usize = 3;
+
+/// Products of all digits of rows with `COUNT` digits of weights, from digit `FROM` on, that come to the four places from `FIRST` on.
 #[inline(always)]
-unsafe fn digit<const X: usize, const W: usize, const FIRST: usize, const LEFT: bool>(
+unsafe fn meet<const FROM: usize, const COUNT: usize, const FIRST: usize, const LEFT: bool>(
     x: *const u8,
     w: *const u8,
 ) {
-    if X + W <= FIRST || X >= FIRST + 4 {
-        return;
-    }
     // SAFETY: the caller's.
     unsafe {
-        asm!(
-            "tileloadd tmm{x}, [{from} + {row}]",
-            x = const 6 + X % 2, from = in(reg) x.add(X * TILE_BYTES), row = in(reg) 64usize,
-            options(nostack, readonly),
-        );
-        product::<X, 0, W, FIRST, LEFT>(w);
-        product::<X, 1, W, FIRST, LEFT>(w);
-        product::<X, 2, W, FIRST, LEFT>(w);
-        product::<X, 3, W, FIRST, LEFT>(w);
+        load::<4>(w.add(FROM * TILE_BYTES));
+        if COUNT > 1 {
+            load::<5>(w.add((FROM + 1) * TILE_BYTES));
+        }
+        if COUNT > 2 {
+            load::<6>(w.add((FROM + 2) * TILE_BYTES));
+        }
+        digit::<0, FROM, COUNT, FIRST, LEFT>(x);
+        digit::<1, FROM, COUNT, FIRST, LEFT>(x);
+        digit::<2, FROM, COUNT, FIRST, LEFT>(x);
+        digit::<3, FROM, COUNT, FIRST, LEFT>(x);
+        digit::<4, FROM, COUNT, FIRST, LEFT>(x);
+        digit::<5, FROM, COUNT, FIRST, LEFT>(x);
+        digit::<6, FROM, COUNT, FIRST, LEFT>(x);
+        digit::<7, FROM, COUNT, FIRST, LEFT>(x);
     }
 }
 
-/// The product of the digit of rows that was loaded with digit `I` of weights, if there is one and it comes to these places.
+/// Products of digit `X` of rows with those digits of weights.
 #[inline(always)]
-unsafe fn product<const X: usize, const I: usize, const W: usize, const FIRST: usize, const LEFT: bool>(
-    w: *const u8,
+unsafe fn digit<
+    const X: usize,
+    const FROM: usize,
+    const COUNT: usize,
+    const FIRST: usize,
+    const LEFT: bool,
+>(
+    x: *const u8,
 ) {
-    if I >= W || X + I < FIRST || X + I >= FIRST + 4 {
+    if X + FROM + COUNT <= FIRST || X + FROM >= FIRST + 4 {
         return;
     }
     // SAFETY: the caller's.
     unsafe {
+        load::<7>(x.add(X * TILE_BYTES));
+        product::<X, 0, FROM, COUNT, FIRST, LEFT>();
+        product::<X, 1, FROM, COUNT, FIRST, LEFT>();
+        product::<X, 2, FROM, COUNT, FIRST, LEFT>();
+    }
+}
+
+#[inline(always)]
+unsafe fn load<const TILE: usize>(from: *const u8) {
+    // SAFETY: the caller's.
+    unsafe {
         asm!(
-            "tileloadd tmm{w}, [{from} + {row}]",
+            "tileloadd tmm{tile}, [{from} + {row}]",
+            tile = const TILE, from = in(reg) from, row = in(reg) 64usize, options(nostack, readonly),
+        );
+    }
+}
+
+/// The product of the digit of rows that was loaded with the `I`th of those that are held, if there is one and it comes to these
+/// places.
+#[inline(always)]
+unsafe fn product<
+    const X: usize,
+    const I: usize,
+    const FROM: usize,
+    const COUNT: usize,
+    const FIRST: usize,
+    const LEFT: bool,
+>() {
+    if I >= COUNT || X + FROM + I < FIRST || X + FROM + I >= FIRST + 4 {
+        return;
+    }
+    // SAFETY: the registers are laid out; whatever they hold are whole numbers.
+    unsafe {
+        asm!(
             "tdpbssd tmm{sum}, tmm{left}, tmm{right}",
-            w = const 4 + I % 2, sum = const (X + I) % 4,
-            left = const if LEFT { 4 + I % 2 } else { 6 + X % 2 },
-            right = const if LEFT { 6 + X % 2 } else { 4 + I % 2 },
-            from = in(reg) w.add(I * TILE_BYTES), row = in(reg) 64usize, options(nostack, readonly),
+            sum = const (X + FROM + I) % 4,
+            left = const if LEFT { 4 + I } else { 7 },
+            right = const if LEFT { 7 } else { 4 + I },
+            options(nostack, nomem),
         );
     }
 }
