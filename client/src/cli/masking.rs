@@ -184,7 +184,7 @@ impl ProtectionArguments {
         let maker = match self.pads_empty {
             None | Some(Empty::Refuse) => None,
             Some(Empty::Wait) => {
-                let base = pads::own_weights(rent.model(), "--pads-empty wait", terminal)?;
+                let base = pads::own_weights(rent.model(), "--pads-empty wait", &[], terminal)?;
                 Some(Maker::new(Box::new(base), self.pads.most_bytes()))
             }
         };
@@ -194,7 +194,7 @@ impl ProtectionArguments {
 
 /// What answers are checked with.
 fn verifier(rent: &RentArguments, terminal: Terminal) -> Result<Arc<Verifier>, CliError> {
-    let mut base = pads::own_weights(rent.model(), "--verify", terminal)?;
+    let mut base = pads::own_weights(rent.model(), "--verify", &[], terminal)?;
     let mut progress = terminal.progress("preparing to check answers");
     let verifier = Verifier::new(&mut base, &mut |done, total| progress(done as u64, total as u64))?;
     Ok(Arc::new(verifier))

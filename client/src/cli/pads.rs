@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use model::site_model::SiteModel;
+use rustix::thread::CpuSet;
 use serde_json::json;
 
 use super::{
@@ -101,10 +102,11 @@ pub(super) fn run(arguments: &Arguments, terminal: Terminal) -> Result<(), CliEr
     }
 }
 
-/// This machine's own weights, which `why` takes.
+/// This machine's own weights, which `why` takes, computed with by a thread on each of `cores`.
 pub(super) fn own_weights(
     path: Option<&Path>,
     why: &'static str,
+    cores: &[usize],
     terminal: Terminal,
 ) -> Result<SiteModel, CliError> {
     let missing = || {
@@ -113,14 +115,21 @@ pub(super) fn own_weights(
     };
     let path = path.ok_or_else(missing)?;
     terminal.note(format_args!("reading the weights of {}", path.display()));
-    let mut model = SiteModel::open(path, &[])?;
+    let mut model = SiteModel::open(path, cores)?;
     model.commit();
     Ok(model)
 }
 
+/// The cores that this process may use; none where the system does not say, which is one thread's.
+fn all_cores() -> Vec<usize> {
+    let set = rustix::thread::sched_getaffinity(None).ok();
+    set.map(|set| (0..CpuSet::MAX_CPU).filter(|&core| set.is_set(core)).collect()).unwrap_or_default()
+}
+
 fn prepare(arguments: &Prepare, terminal: Terminal) -> Result<(), CliError> {
     crate::secrets::keep_memory_private()?;
-    let base = own_weights(Some(&arguments.model), "this", terminal)?;
+    // Nobody waits, and nothing else computes here.
+    let base = own_weights(Some(&arguments.model), "this", &all_cores(), terminal)?;
     let mut maker = Maker::new(Box::new(base), arguments.pads.most_bytes());
     let pool = Pool::create(&arguments.pads.directory()?, maker.commitment()?, &maker.shapes());
     let mut pool = pool.map_err(CallError::from)?;

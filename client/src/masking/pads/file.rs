@@ -46,6 +46,10 @@ impl PadFile {
         (KEY_BYTES + 8 * width + CHECK_BYTES) as u64
     }
 
+    fn pad_len(&self) -> usize {
+        KEY_BYTES + 8 * self.width + CHECK_BYTES
+    }
+
     /// Checks that so many pads are there.
     pub(super) fn expect(&self, made: u64) -> Result<(), PoolError> {
         let found = self.file.metadata().map_err(|source| PoolError::io(&self.path, source))?.len();
@@ -67,11 +71,11 @@ impl PadFile {
 
     /// Writes pads, the first of them being `number`: a key, and what the site makes of its row. They are on the disk then.
     pub(super) fn write(&self, number: u64, keys: &[Key], effects: &[u64]) -> Result<(), PoolError> {
-        let mut bytes = Zeroizing::new(Vec::new());
+        let mut bytes = Zeroizing::new(Vec::with_capacity(keys.len() * self.pad_len()));
         for ((key, effect), number) in keys.iter().zip(effects.chunks(self.width)).zip(number..) {
             let from = bytes.len();
             bytes.extend(key.bytes());
-            effect.iter().for_each(|effect| bytes.extend(effect.to_le_bytes()));
+            bytes.extend(bytemuck::cast_slice::<u64, u8>(effect));
             let check = self.check(number, &bytes[from..]);
             bytes.extend(check);
         }
@@ -81,19 +85,27 @@ impl PadFile {
     }
 
     /// Reads pads that are burnt already, and erases them.
-    pub(super) fn take(&self, numbers: Range<u64>, pads: &mut Vec<Pad>) -> Result<(), PoolError> {
+    pub(super) fn take(
+        &self,
+        numbers: Range<u64>,
+        room: &mut Zeroizing<Vec<u8>>,
+        pads: &mut Vec<Pad>,
+    ) -> Result<(), PoolError> {
         let failed = |source| PoolError::io(&self.path, source);
-        let pad_bytes = KEY_BYTES + 8 * self.width + CHECK_BYTES;
-        let at = numbers.start * pad_bytes as u64;
+        let at = numbers.start * self.pad_len() as u64;
         let count = usize::try_from(numbers.end - numbers.start).unwrap_or(usize::MAX);
-        let mut bytes = Zeroizing::new(vec![0; count.saturating_mul(pad_bytes)]);
-        self.file.read_exact_at(&mut bytes, at).map_err(failed)?;
+        let bytes = count.saturating_mul(self.pad_len());
+        if room.len() < bytes {
+            room.resize(bytes, 0);
+        }
+        let room = &mut room[..bytes];
+        self.file.read_exact_at(room, at).map_err(failed)?;
         let first = pads.len();
-        for (pad, number) in bytes.chunks(pad_bytes).zip(numbers) {
+        for (pad, number) in room.chunks(self.pad_len()).zip(numbers) {
             pads.push(self.parse(pad, number)?);
         }
-        bytes.fill(0);
-        self.file.write_all_at(&bytes, at).map_err(|source| {
+        room.fill(0);
+        self.file.write_all_at(room, at).map_err(|source| {
             pads.truncate(first);
             failed(source)
         })

@@ -18,8 +18,11 @@ use std::{
 
 use crate::error::PoolError;
 
-/// Most pads of a file that one generation burns.
+/// Pads of a file that one generation burns, unless more are wanted at once.
 pub(super) const BURN_PADS: u64 = 64;
+
+/// Most pads of a file that one generation burns.
+pub(super) const MAX_BURN_PADS: u64 = 512;
 
 /// Slots begin at a multiple of this: a block of most disks.
 const ALIGN: usize = 4096;
@@ -69,7 +72,7 @@ impl Journal {
         };
         let mut journal = Self { file, path: path.to_owned(), generation, marks };
         if slots.iter().any(Option::is_none) {
-            journal.marks.iter_mut().for_each(|mark| mark.burnt += BURN_PADS);
+            journal.marks.iter_mut().for_each(|mark| mark.burnt += MAX_BURN_PADS);
             // Both halves are whole again: the next failure loses as much once more, and not twice.
             journal.commit()?;
             journal.commit()?;

@@ -1,10 +1,14 @@
 //! How pads are made: numbers from keys that nobody can foresee, taken through weights of one's own.
 
-use std::fmt;
+use std::{
+    fmt,
+    sync::mpsc::{self, Receiver, SyncSender},
+    thread,
+};
 
 use model::sites::{EvaluateSites, SiteId};
-use shmproto::layer::draw::Draw;
-use zeroize::{Zeroize as _, Zeroizing};
+use shmproto::layer::draw::{Draw, Key};
+use zeroize::Zeroizing;
 
 use super::pool::{Pool, PoolError, Shape};
 use crate::{
@@ -16,6 +20,9 @@ use shmproto::layer::control::Ring;
 
 /// Rows that are made together: a pass through a site's weights each.
 const CHUNK_ROWS: u64 = 64;
+
+/// Sites whose pads may be made and not yet written.
+const MADE_AHEAD: usize = 2;
 
 /// Makes pads.
 pub struct Maker {
@@ -81,17 +88,43 @@ impl Maker {
             let fit = left.checked_div(token_bytes).unwrap_or(0);
             return Err(PoolError::Budget { tokens, wanted, left, fit }.into());
         }
+        let shapes = pool.shapes().to_vec();
+        thread::scope(|scope| {
+            let (made, written) = mpsc::sync_channel(MADE_AHEAD);
+            let writer = scope.spawn(move || write(pool, &written));
+            let computed = self.make_all(&shapes, tokens, directions, &made, told);
+            drop(made);
+            let written = writer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            // Whoever cannot go on for want of a writer says nothing of why.
+            written?;
+            computed
+        })
+    }
+
+    /// Makes pads of all sites in step, so that a pool whose making is interrupted serves as many tokens as it says; gives them to
+    /// `made` until nobody takes them.
+    fn make_all(
+        &mut self,
+        shapes: &[Shape],
+        tokens: u64,
+        directions: &[Direction],
+        made: &SyncSender<Step>,
+        told: &mut dyn FnMut(u64, u64),
+    ) -> Result<(), CallError> {
         let mut done = 0;
         while done < tokens {
-            // All sites in step: a pool whose making is interrupted serves as many tokens as it says.
             let rows = CHUNK_ROWS.min(tokens - done);
-            for (site, &direction) in
-                (0..pool.shapes().len()).flat_map(|site| directions.iter().map(move |d| (site, d)))
-            {
-                let site = SiteId(u32::try_from(site).unwrap_or(u32::MAX));
-                self.add(pool, site, direction, rows)?;
+            for (&shape, site) in shapes.iter().zip(0..) {
+                for &direction in directions {
+                    let pads = self.pads(SiteId(site), shape, direction, rows)?;
+                    if made.send(Step::Add(pads)).is_err() {
+                        return Ok(());
+                    }
+                }
             }
-            pool.publish()?;
+            if made.send(Step::Publish).is_err() {
+                return Ok(());
+            }
             done += rows;
             told(done, tokens);
         }
@@ -106,20 +139,20 @@ impl Maker {
         direction: Direction,
         rows: u64,
     ) -> Result<(), CallError> {
-        self.add(pool, site, direction, rows)?;
+        let shape = pool.shapes().get(site.0 as usize).copied();
+        let shape = shape.ok_or(CallError::UnknownSite { site: site.0 })?;
+        self.pads(site, shape, direction, rows)?.add_to(pool)?;
         Ok(pool.publish()?)
     }
 
-    fn add(
+    /// Pads of one site.
+    fn pads(
         &mut self,
-        pool: &mut Pool,
         site: SiteId,
+        shape: Shape,
         direction: Direction,
         rows: u64,
-    ) -> Result<(), CallError> {
-        let Some(shape) = pool.shapes().get(site.0 as usize) else {
-            return Err(CallError::UnknownSite { site: site.0 });
-        };
+    ) -> Result<Made, CallError> {
         let (input, output) = shape.widths(direction);
         let rows = usize::try_from(rows).unwrap_or(usize::MAX);
         let keys = (0..rows).map(|_| secrets::key()).collect::<Result<Vec<_>, _>>()?;
@@ -127,10 +160,41 @@ impl Maker {
         for (key, row) in keys.iter().zip(numbers.chunks_mut(input)) {
             Draw { key: key.clone(), first: 0 }.fill(0, 2 * input, words_mut(row));
         }
-        let mut effects = vec![0; rows * output];
+        let mut effects = Zeroizing::new(vec![0; rows * output]);
         evaluate(&mut *self.base, site, direction, &numbers, &mut effects)?;
-        let added = pool.add(site, direction, &keys, &effects);
-        effects.zeroize();
-        Ok(added?)
+        Ok(Made { site, direction, keys, effects })
     }
+}
+
+/// Pads of one site, made and not yet written.
+struct Made {
+    site: SiteId,
+    direction: Direction,
+    keys: Vec<Key>,
+    effects: Zeroizing<Vec<u64>>,
+}
+
+impl Made {
+    fn add_to(&self, pool: &mut Pool) -> Result<(), PoolError> {
+        pool.add(self.site, self.direction, &self.keys, &self.effects)
+    }
+}
+
+/// What is to be done with a pool.
+enum Step {
+    /// Add these.
+    Add(Made),
+    /// Let all that was added count.
+    Publish,
+}
+
+/// Does all steps, while the next ones are made.
+fn write(pool: &mut Pool, steps: &Receiver<Step>) -> Result<(), PoolError> {
+    for step in steps {
+        match step {
+            Step::Add(made) => made.add_to(pool)?,
+            Step::Publish => pool.publish()?,
+        }
+    }
+    Ok(())
 }

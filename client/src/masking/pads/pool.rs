@@ -20,11 +20,12 @@ use std::{
 use model::sites::SiteId;
 use rustix::fs::{FlockOperation, flock};
 use shmproto::layer::draw::Key;
+use zeroize::Zeroizing;
 
 pub use super::pad::{Pad, Shape};
 use super::{
     file::PadFile,
-    journal::{BURN_PADS, Journal, Mark},
+    journal::{BURN_PADS, Journal, MAX_BURN_PADS, Mark},
     manifest::Manifest,
 };
 pub use crate::error::PoolError;
@@ -46,6 +47,10 @@ pub struct Pool {
     files: Vec<PadFile>,
     /// Of each file: the next pad.
     next: Vec<u64>,
+    /// Of each file: pads whose blocks were given back.
+    released: Vec<u64>,
+    /// Where pads are read to.
+    room: Zeroizing<Vec<u8>>,
 }
 
 impl Pool {
@@ -102,7 +107,9 @@ impl Pool {
         }
         // What was burnt and not used is lost: nobody knows how much of it was.
         let next = journal.marks.iter().map(|mark| mark.burnt).collect();
-        Ok(Self { path: path.to_owned(), _lock: lock, commitment, shapes, journal, files, next })
+        let (released, room) = (vec![0; files.len()], Zeroizing::default());
+        let path = path.to_owned();
+        Ok(Self { path, _lock: lock, commitment, shapes, journal, files, next, released, room })
     }
 
     /// # Errors
@@ -168,25 +175,26 @@ impl Pool {
         while self.next[at] < end {
             let number = self.next[at];
             if number >= self.journal.marks[at].burnt {
-                self.burn(at)?;
+                self.burn(at, end - number)?;
             }
             let until = end.min(self.journal.marks[at].burnt).min(number + TAKEN_PADS);
             // First: whatever becomes of them, they are not taken again.
             self.next[at] = until;
-            self.files[at].take(number..until, pads)?;
+            self.files[at].take(number..until, &mut self.room, pads)?;
         }
         Ok(())
     }
 
-    /// Burns the next pads of a file, and of those in step with it, which will be asked for them soon: a token takes one of each.
-    fn burn(&mut self, at: usize) -> Result<(), PoolError> {
+    /// Burns so many next pads of a file, or more, as far as one generation may, and the next ones of those in step with it, which
+    /// will be asked for them soon: a token takes one of each.
+    fn burn(&mut self, at: usize, wanted: u64) -> Result<(), PoolError> {
         let before = self.journal.marks.clone();
         for (other, mark) in self.journal.marks.iter_mut().enumerate() {
             let in_hand = mark.burnt.saturating_sub(self.next[other]);
             let is_in_step = other % 2 == at % 2 && in_hand < BURN_PADS / 4;
+            let pads = if other == at { wanted.clamp(BURN_PADS, MAX_BURN_PADS) } else { BURN_PADS };
             if other == at || is_in_step {
-                self.files[other].release(mark.burnt.saturating_sub(BURN_PADS)..self.next[other]);
-                mark.burnt = (mark.burnt + BURN_PADS).min(mark.made.max(mark.burnt));
+                mark.burnt = (mark.burnt + pads).min(mark.made.max(mark.burnt));
             }
         }
         self.journal.commit().inspect_err(|_| self.journal.marks = before)
@@ -204,6 +212,8 @@ impl Pool {
         let mark = self.journal.marks[at];
         // Behind what was given up as well.
         let first = mark.made.max(mark.burnt);
+        self.files[at].release(self.released[at]..self.next[at]);
+        self.released[at] = self.next[at];
         self.files[at].write(first, keys, effects)?;
         self.journal.marks[at] = Mark { made: first + keys.len() as u64, ..mark };
         Ok(())
