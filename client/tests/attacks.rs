@@ -10,8 +10,6 @@ mod algebra;
 mod executor;
 #[path = "attacks/noises.rs"]
 mod noises;
-#[path = "attacks/pad.rs"]
-mod pad;
 #[path = "attacks/prompt.rs"]
 mod prompt;
 #[path = "attacks/reuse.rs"]
@@ -40,7 +38,6 @@ use self::{
     algebra::{Matrix, least_squares, relative_error, to_f64},
     executor::{Curious, End, Rows},
     noises::{Carried, amount, denoised, projected, recognise},
-    pad::Pad,
     prompt::Dictionary,
     reuse::shared_noise,
     scene::{
@@ -220,33 +217,6 @@ fn a_secret_combination_of_fewer_noises_than_dimensions_leaves_the_rest_bare_t3(
         assert!((visible - expected).abs() <= 0.1 * expected + 0.01 && error <= 1e-2, "{visible}, {error}");
         assert!(read >= 0.99, "{read}");
     }
-}
-
-#[test]
-fn a_noise_of_its_own_for_every_row_tells_these_attacks_nothing_if_its_effect_comes_from_elsewhere() {
-    let base = base();
-    let (first, second) = (site(&base, 0, Qkv), site(&base, 1, Qkv));
-    let prompt = distinct_tokens(&base, base.config().hidden_size + 64);
-    let curious = curious([first, second]);
-    let mask = Box::new(Pad::new(second, curious.clone()));
-    pass(&mut client_with(&curious, KvDtype::Auto, |_| mask), &prompt, None);
-    let (sent, truth) = (curious.forward(second, End::Sent), truth(&prompt, None, &[second]).remove(0));
-    let error = rows_error(&without_shared_noise(&sent, &base.frame.norms.attention[1]), &truth);
-    println!("T2, pads: error {error:.1e}");
-    assert!(error >= 1.0, "{error}");
-    // Even with the clear rows of every other token to guess from.
-    let candidates = |row: &[f32]| {
-        let fit = |other: &[f32]| row.iter().zip(other).map(|(z, x)| z * x).sum::<f32>() / size(other);
-        (0..truth.count()).max_by(|&a, &b| fit(truth.row(a)).total_cmp(&fit(truth.row(b)))).unwrap()
-    };
-    let found: Vec<usize> = sent.iter().take(64).map(candidates).collect();
-    let hits = agreement(&found, &(0..64).collect::<Vec<_>>());
-    println!("T0, pads: {:.1} % of 64 rows told from {}", 100.0 * hits, truth.count());
-    assert!(hits <= 0.1, "{hits}");
-}
-
-fn size(row: &[f32]) -> f32 {
-    row.iter().map(|x| x * x).sum::<f32>().sqrt()
 }
 
 #[test]
