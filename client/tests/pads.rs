@@ -91,7 +91,7 @@ fn a_process_that_ends_anywhere_loses_pads_and_uses_none_twice() {
 fn a_journal_that_was_torn_or_has_decayed_gives_up_what_may_have_been_burnt() {
     let directory = tempfile::tempdir().unwrap();
     let journal = directory.path().join("journal");
-    let mut pool = prepared(directory.path(), 900, &[Forward, Backward]);
+    let mut pool = prepared(directory.path(), 1200, &[Forward, Backward]);
     let mut auditor = Auditor::default();
     auditor.used(&take(&mut pool, SITE, Forward, 40).unwrap());
     for at in [0, 9, 296] {

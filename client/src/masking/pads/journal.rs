@@ -22,7 +22,7 @@ use crate::error::PoolError;
 pub(super) const BURN_PADS: u64 = 64;
 
 /// Most pads of a file that one generation burns.
-pub(super) const MAX_BURN_PADS: u64 = 512;
+pub(super) const MAX_BURN_PADS: u64 = 256;
 
 /// Slots begin at a multiple of this: a block of most disks.
 const ALIGN: usize = 4096;
