@@ -20,5 +20,6 @@ pub(crate) fn square_model(width: usize, layers: usize) -> ModelConfig {
         context_length: 64,
         sliding_window: None,
         traits: Traits::default(),
+        experts: None,
     }
 }

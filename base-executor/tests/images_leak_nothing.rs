@@ -65,6 +65,7 @@ fn config() -> ModelConfig {
         context_length: 64,
         sliding_window: None,
         traits: Traits::default(),
+        experts: None,
     }
 }
 

@@ -30,7 +30,7 @@ mod whole;
 
 use std::{fmt, sync::Arc};
 
-use model::{shape::layout::LinearGroup, sites::SiteId};
+use model::sites::SiteId;
 use shmproto::layer::{Class, Dtype, Op, Path, control};
 
 use self::{
@@ -226,24 +226,27 @@ pub fn session_commitment(session: &Session) -> Result<[u8; 32], CallError> {
     Ok(commitment(&whole::offers(session)?))
 }
 
-/// A site of `sites` as people read it: its number, and where they are the groups of blocks, which group of which layer.
-fn site_name(site: SiteId, sites: usize) -> String {
-    let layers = sites / 4;
-    let group = if sites % 4 == 1 { site.group(layers) } else { None };
-    match group {
-        Some((_, LinearGroup::Head)) => format!("site {} (head)", site.0),
-        Some((layer, group)) => {
-            let word = match group {
-                LinearGroup::Qkv => "q, k, v",
-                LinearGroup::O => "o",
-                LinearGroup::GateUp => "gate, up",
-                LinearGroup::Down => "down",
-                LinearGroup::Head => "head",
-            };
-            format!("site {} (layer {layer} {word})", site.0)
+/// Sites as people read them, of a base whose sites have these shapes: inputs and outputs.
+///
+/// Where shapes come again every four sites they are the groups of blocks without experts, and a site is named by them.
+fn site_name(site: SiteId, shapes: &[[usize; 2]]) -> String {
+    let (blocks, at) = shapes.split_at(shapes.len().saturating_sub(1));
+    let are_groups = blocks.len().is_multiple_of(4) && blocks.iter().skip(4).zip(blocks).all(|(a, b)| a == b);
+    match (site.0 as usize, site.0 % 4) {
+        _ if !are_groups || at.is_empty() => format!("site {}", site.0),
+        (head, _) if head == blocks.len() => format!("site {} (head)", site.0),
+        (beyond, _) if beyond > blocks.len() => format!("site {}", site.0),
+        (_, group) => {
+            let word = ["q, k, v", "o", "gate, up", "down"][group as usize];
+            format!("site {} (layer {} {word})", site.0, site.0 / 4)
         }
-        None => format!("site {}", site.0),
     }
+}
+
+/// The shapes of an executor's sites, as [`site_name`] takes them.
+fn shapes_of(sites: &[control::Site]) -> Vec<[usize; 2]> {
+    let outputs = |site: &control::Site| site.parts.iter().map(|part| part.rows as usize).sum();
+    sites.iter().map(|site| [site.columns as usize, outputs(site)]).collect()
 }
 
 /// Rows as they are.

@@ -4,9 +4,12 @@ use kernels::Activations;
 use model::{
     cpu::Compute,
     forward::{BaseLayers, LinearGroup, ReverseLayers},
-    shape::{config::ModelConfig, layout::linear_shape},
+    shape::{
+        config::ModelConfig,
+        layout::{group_weights, model_groups, tensor_shape},
+    },
     sites::SiteId,
-    weights::{embedding::Embedding, group_targets},
+    weights::embedding::Embedding,
 };
 use shmproto::layer::{Class, control::Site};
 
@@ -22,7 +25,7 @@ pub struct RemoteLayers {
     session: Session,
     mask: Box<dyn Mask>,
     embedding: Embedding,
-    layers: usize,
+    config: ModelConfig,
     class: Class,
 }
 
@@ -38,13 +41,10 @@ impl RemoteLayers {
         embedding: Embedding,
     ) -> Result<Self, CallError> {
         let sites = &session.catalog().sites;
-        for layer in 0..config.layers {
-            for group in [LinearGroup::Qkv, LinearGroup::O, LinearGroup::GateUp, LinearGroup::Down] {
-                check(sites, config, layer, group)?;
-            }
+        for (layer, group) in model_groups(config) {
+            check(sites, config, layer, group)?;
         }
-        check(sites, config, 0, LinearGroup::Head)?;
-        Ok(Self { session, mask, embedding, layers: config.layers, class: Class::Decode })
+        Ok(Self { session, mask, embedding, config: config.clone(), class: Class::Decode })
     }
 
     /// What the rows of the next calls are for.
@@ -53,7 +53,7 @@ impl RemoteLayers {
     }
 
     fn place(&self, layer: usize, group: LinearGroup, direction: Direction) -> Place {
-        Place { site: SiteId::of(self.layers, layer, group), direction, class: self.class }
+        Place { site: SiteId::of(&self.config, layer, group), direction, class: self.class }
     }
 
     /// The masking mode.
@@ -76,11 +76,10 @@ impl RemoteLayers {
 
 /// Compares a site with what the pass will send it.
 fn check(sites: &[Site], config: &ModelConfig, layer: usize, group: LinearGroup) -> Result<(), CallError> {
-    let number = SiteId::of(config.layers, layer, group).0;
+    let number = SiteId::of(config, layer, group).0;
     let site = sites.get(number as usize).ok_or(CallError::UnknownSite { site: number })?;
     let parts = site.parts.iter().map(|part| [part.rows as usize, site.columns as usize]);
-    let wanted = group_targets(config, group);
-    if parts.eq(wanted.iter().map(|&(target, _)| linear_shape(config, target))) {
+    if parts.eq(group_weights(layer, group).into_iter().map(|id| tensor_shape(config, id))) {
         Ok(())
     } else {
         Err(CallError::Shape { site: number, rows: 0, reason: "its widths are not the model's" })

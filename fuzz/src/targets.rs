@@ -165,6 +165,7 @@ pub(crate) fn base() -> ModelConfig {
         context_length: 64,
         sliding_window: None,
         traits: Traits::default(),
+        experts: None,
     }
 }
 

@@ -3,6 +3,7 @@
 //     gather:         to[i, c] = from[rows[i], c]
 //     scale_columns:  values[first + i, column + c] *= factors[c]                           (IA3)
 //     place:          to[first + i, column + c] = values[i, c]                               (prefix tuning)
+//     add_weighted:   to[rows[i], c] += weights[i] * from[i, c]                              (mixtures of experts)
 //     cap:            values[i] = cap * tanh(values[i] / cap)                                (logits of Gemma 2)
 //
 // Matrices are row-major. Gathering does not look at the numbers: it moves units of 16 bytes where rows are
@@ -10,7 +11,7 @@
 // ones, which is NaN in every kind, so that a wrong index shows instead of leaking somebody's numbers.
 //
 // Scaling and placing are for few columns of few rows: a number a thread, one row a block in x, chunks of
-// columns in y.
+// columns in y. So is adding, of whole rows to sums in 32 bits: each row is named once, and one that does not exist is left out.
 #include "common.cuh"
 
 constexpr int THREADS = 256;
@@ -84,6 +85,29 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     place(to, stride, column, values, width);
 }
 
+template <typename T> __device__ __forceinline__ void
+add_weighted(const T *from, const unsigned *rows, const float *weights, float *to, unsigned to_rows, unsigned width) {
+    unsigned c = blockIdx.y * THREADS + threadIdx.x, row = rows[blockIdx.x];
+    if (c >= width || row >= to_rows) return;
+    to[size_t(row) * width + c] += weights[blockIdx.x] * to_float(from[size_t(blockIdx.x) * width + c]);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    add_weighted_f32(const float *from, const unsigned *rows, const float *weights, float *to, unsigned to_rows,
+                     unsigned width) {
+    add_weighted(from, rows, weights, to, to_rows, width);
+}
+extern "C" __global__ void __launch_bounds__(THREADS)
+    add_weighted_f16(const f16 *from, const unsigned *rows, const float *weights, float *to, unsigned to_rows,
+                     unsigned width) {
+    add_weighted(from, rows, weights, to, to_rows, width);
+}
+extern "C" __global__ void __launch_bounds__(THREADS)
+    add_weighted_bf16(const bf16 *from, const unsigned *rows, const float *weights, float *to, unsigned to_rows,
+                      unsigned width) {
+    add_weighted(from, rows, weights, to, to_rows, width);
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS) cap_f32(float *values, float cap, unsigned long long numbers) {
     size_t at = size_t(blockIdx.x) * THREADS + threadIdx.x;
     if (at < numbers) values[at] = cap * tanhf(values[at] / cap);
@@ -98,3 +122,6 @@ ON_CPU_KERNEL(scale_columns_bf16);
 ON_CPU_KERNEL(place_f32);
 ON_CPU_KERNEL(place_f16);
 ON_CPU_KERNEL(place_bf16);
+ON_CPU_KERNEL(add_weighted_f32);
+ON_CPU_KERNEL(add_weighted_f16);
+ON_CPU_KERNEL(add_weighted_bf16);

@@ -3,15 +3,17 @@
 //! Each works on whole rows, one row after another, in lanes of a fixed order: a row's bits do not depend on the
 //! other rows.
 //!
-//! `gate` is that of the feed-forward, `cap` keeps numbers small; the rest is here.
+//! `gate` is that of the feed-forward, `cap` keeps numbers small, `softmax` makes them probabilities; the rest is here.
 
 mod cap;
 mod gate;
+mod softmax;
 
 pub(crate) use self::cap::{cap_slope, capped, for_ranges};
 pub use self::{
     cap::cap_in_place,
     gate::{Gate, gate_mul},
+    softmax::softmax_in_place,
 };
 
 use crate::{

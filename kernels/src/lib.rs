@@ -8,7 +8,7 @@
 //! - [`lora`]: low-rank deltas of many adapters and ranks in one call.
 //! - [`attention`]: paged keys and values, grouped heads.
 //! - [`blocks`]: the memory that keys and values share with adapters.
-//! - [`elementwise`]: norms, rotary embedding, gating, caps.
+//! - [`elementwise`]: norms, rotary embedding, gating, caps, probabilities.
 //! - [`backward`]: gradients of all of these.
 //! - [`quant`]: the block formats of weight files.
 //! - `buffer`, `element`: the memory they lie in, and numbers of 16 and 32 bits.

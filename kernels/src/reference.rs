@@ -44,6 +44,15 @@ pub fn rms_norm(x: &[f32], weight: &[f32], eps: f32) -> Vec<f32> {
     x.iter().zip(weight).map(|(&v, &w)| (f64::from(v) * scale * f64::from(w)) as f32).collect()
 }
 
+/// `e^x / Σ e^x` of one row.
+#[must_use]
+pub fn softmax(x: &[f32]) -> Vec<f32> {
+    let largest = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let powers: Vec<f64> = x.iter().map(|&v| (f64::from(v) - f64::from(largest)).exp()).collect();
+    let sum: f64 = powers.iter().sum();
+    powers.into_iter().map(|power| (power / sum) as f32).collect()
+}
+
 /// `gate / (1 + e^-gate) * up`.
 #[must_use]
 pub fn silu_mul(gate: f32, up: f32) -> f32 {

@@ -1,5 +1,6 @@
 //! The CPU as the device of a pass: rows lie in memory of this process, and everything is done when its call returns.
 
+pub(crate) mod experts;
 pub mod kv;
 
 use std::convert::Infallible;
@@ -11,7 +12,7 @@ use kernels::{
 };
 
 use crate::{
-    forward::{Device, Frame, NormSite, Room, Scratch},
+    forward::{Device, ExpertScratch, Frame, NormSite, Room, Routing, Scratch, Taken},
     shape::{config::ModelConfig, rope::Angles},
 };
 
@@ -107,6 +108,14 @@ impl Scratch<Compute> {
             attended: Activations::default(),
             gate_up: Vec::new(),
             gated: Activations::default(),
+            experts: ExpertScratch {
+                inputs: Activations::default(),
+                gate_up: Vec::new(),
+                gated: Activations::default(),
+                outputs: Vec::new(),
+                sums: Vec::new(),
+                routing: Routing::default(),
+            },
             batch: RowTable::default(),
             states: Vec::new(),
         }
@@ -210,8 +219,50 @@ impl Device for Compute {
     }
 
     fn gate(&mut self, model: &Frame, gate_up: &Vec<f32>, out: &mut Activations) -> Result<(), Infallible> {
-        let (gate, width) = (model.config.traits.gate, model.config.intermediate_size);
+        let (gate, width) = (model.config.traits.gate, out.width());
         gate_mul(&mut self.pool, self.isa, gate, gate_up, width, out.values_mut());
+        Ok(())
+    }
+
+    fn route(
+        &mut self,
+        model: &Frame,
+        layer: usize,
+        normed: &Activations,
+        routing: &mut Routing,
+    ) -> Result<(), Infallible> {
+        let (_, experts) = model.router(layer).expect("a block with experts has a router");
+        routing.sort(&self.probabilities(model, layer, normed), experts);
+        Ok(())
+    }
+
+    fn take_some(
+        &mut self,
+        from: &Activations,
+        rows: &[u32],
+        out: &mut Activations,
+    ) -> Result<(), Infallible> {
+        experts::take_some(from.values(), rows, from.width(), out.values_mut());
+        Ok(())
+    }
+
+    fn clear(&mut self, sums: &mut Vec<f32>) -> Result<(), Infallible> {
+        sums.fill(0.0);
+        Ok(())
+    }
+
+    fn give_sums(&mut self, sums: &mut Vec<f32>, update: &mut Vec<f32>) -> Result<(), Infallible> {
+        std::mem::swap(sums, update);
+        Ok(())
+    }
+
+    fn add_weighted(
+        &mut self,
+        from: &Vec<f32>,
+        taken: Taken<'_>,
+        sums: &mut Vec<f32>,
+    ) -> Result<(), Infallible> {
+        experts::add_weighted(from, taken, from.len() / taken.rows.len(), sums);
         Ok(())
     }
 

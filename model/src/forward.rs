@@ -6,12 +6,13 @@
 //! linear layers.
 //!
 //! Rows of all sequences are flattened into one batch: no padding anywhere. Linear layers that share an input form one
-//! group, so a transformer block costs four calls.
+//! group, so a transformer block costs four calls; with experts two, and two more for each expert that any row takes.
 //!
 //! # Layout
 //!
 //! - `batch`: slices of sequences, their rows, and which of these give logits.
 //! - `frame`: what the pass knows of a model. `device`: where rows lie and who computes with them.
+//! - `mixture`: the feed-forward of blocks with experts. `routing`: which rows these take.
 //! - `parts`: who does the rest. `interface`: the whole pass, as an engine runs it.
 //! - `failpoints`: where tests interrupt it.
 
@@ -20,15 +21,18 @@ mod device;
 mod failpoints;
 mod frame;
 mod interface;
+mod mixture;
 mod parts;
+mod routing;
 
 pub(crate) use self::{batch::BatchRows, device::make_room};
 pub use self::{
     batch::{BLOCK_TOKENS, LogitRows, SequenceSlice, Trunk},
-    device::{Device, Room, Scratch},
+    device::{Device, ExpertScratch, Room, Scratch},
     frame::{Frame, NormSite, Norms},
     interface::ForwardPass,
     parts::{BaseLayers, Deltas, KvStore, ReverseLayers},
+    routing::{Routing, Taken},
 };
 pub use crate::shape::layout::LinearGroup;
 
@@ -105,7 +109,7 @@ pub(crate) fn lay_out<A, D: Device>(
 }
 
 /// Runs a block of rows that were [laid out](lay_out) once more, from the residual stream and the update of `scratch`: as far
-/// as the middle of its feed-forward, unless what comes of that is normed.
+/// as the middle of its feed-forward, unless what comes of that is normed. Of experts nothing is noted, and none is asked.
 pub(crate) fn run_block<D: Device, B: BaseLayers<D>>(
     model: &Frame,
     parts: (&mut B, &mut impl Deltas<D>, &mut impl KvStore<D>),
@@ -116,7 +120,11 @@ pub(crate) fn run_block<D: Device, B: BaseLayers<D>>(
     let (base, deltas, kv) = parts;
     let mut pass = Pass { model, base, deltas, kv, device, s: scratch };
     pass.attention(layer)?;
-    if model.config.norms_updates() { pass.feed_forward(layer) } else { pass.gate_up(layer) }
+    match model.config.experts_of(layer) {
+        None if model.config.norms_updates() => pass.feed_forward(layer),
+        None => pass.gate_up(layer),
+        Some(_) => Ok(pass.norm(NormSite::FeedForward(layer))?),
+    }
 }
 
 /// Logits of `rows` rows, from the residual stream and the update of `scratch`.
@@ -163,9 +171,17 @@ impl<D: Device, B: BaseLayers<D>, T: Deltas<D>, K: KvStore<D>> Pass<'_, D, B, T,
     }
 
     fn feed_forward(&mut self, layer: usize) -> Result<(), B::Error> {
-        self.gate_up(layer)?;
-        self.device.gate(self.model, &self.s.gate_up, &mut self.s.gated)?;
-        self.linear(layer, LinearGroup::Down)?;
+        match self.model.config.experts_of(layer) {
+            None => {
+                self.gate_up(layer)?;
+                self.device.gate(self.model, &self.s.gate_up, &mut self.s.gated)?;
+                self.linear(layer, LinearGroup::Down)?;
+            }
+            Some(experts) => {
+                self.norm(NormSite::FeedForward(layer))?;
+                self.mixture(layer, experts)?;
+            }
+        }
         Ok(finish_update(self.model, self.device, NormSite::FeedForwardUpdate(layer), &mut self.s.update)?)
     }
 
@@ -177,7 +193,9 @@ impl<D: Device, B: BaseLayers<D>, T: Deltas<D>, K: KvStore<D>> Pass<'_, D, B, T,
             LinearGroup::O => (&mut s.attended, &mut s.update),
             LinearGroup::GateUp => (&mut s.normed, &mut s.gate_up),
             LinearGroup::Down => (&mut s.gated, &mut s.update),
-            LinearGroup::Head => unreachable!("the head's outputs are the caller's"),
+            LinearGroup::ExpertGateUp(_) | LinearGroup::ExpertDown(_) | LinearGroup::Head => {
+                unreachable!("experts have rooms of their own, and the head's outputs are the caller's")
+            }
         };
         self.deltas.scale_inputs(self.device, layer, group, x)?;
         self.deltas.begin(self.device, layer, group, x)?;

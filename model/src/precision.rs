@@ -6,10 +6,7 @@
 
 use kernels::Rounding;
 
-use crate::{
-    shape::layout::LinearGroup,
-    sites::{Site, SiteId},
-};
+use crate::{shape::layout::LinearGroup, sites::Site};
 
 /// What an answer is computed with. Each has bits of its own, by every route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -36,11 +33,10 @@ impl Precision {
         }
     }
 
-    /// Has `sites` compute with it: those of a known architecture of so many blocks, or of one that is not known.
-    pub(crate) fn apply(self, sites: &mut [Site], blocks: Option<usize>) {
-        for (number, site) in (0..).zip(sites) {
-            let group = blocks.and_then(|blocks| SiteId(number).group(blocks));
-            site.rounding = self.rounding(group.map(|(_, group)| group));
+    /// Has `sites` compute with it, which are these `groups` if the architecture is known.
+    pub(crate) fn apply(self, sites: &mut [Site], groups: &[LinearGroup]) {
+        for (number, site) in sites.iter_mut().enumerate() {
+            site.rounding = self.rounding(groups.get(number).copied());
             site.fast_is_linear |= site.rounding.is_none();
         }
     }
@@ -52,6 +48,6 @@ const fn mixed(group: Option<LinearGroup>) -> f32 {
     match group {
         Some(LinearGroup::Head) => 0.5,
         Some(LinearGroup::Qkv) => 1.0,
-        Some(LinearGroup::O | LinearGroup::GateUp | LinearGroup::Down) | None => 2.0,
+        Some(_) | None => 2.0,
     }
 }

@@ -2,10 +2,12 @@
 //!
 //! # Layout
 //!
-//! - [`config`]: the numbers. [`layout`]: which tensors they call for, and how large. [`rope`]: rotary frequencies.
+//! - [`config`]: the numbers. [`experts`]: those of mixtures. [`layout`]: which tensors they call for, and how large. [`rope`]: rotary
+//!   frequencies.
 //! - [`source`]: the trait through which weights of that shape come. [`identity`]: what tells one base from another.
 
 pub mod config;
+pub mod experts;
 pub mod identity;
 pub mod layout;
 pub mod rope;

@@ -1,44 +1,78 @@
 //! Single linear groups of a base, for those who run the rest of the pass elsewhere.
 //!
 //! A *site* is a linear group with a number: `[q | k | v]` of layer 0 is site 0, `o` site 1, `[gate | up]` site 2, `down`
-//! site 3, and so on; the head is the last. Of a base whose architecture is not known, every linear layer is a site.
+//! site 3, and so on; the head is the last. A block with experts has, behind its `o`, the two groups of each of them. Of a base
+//! whose architecture is not known, every linear layer is a site.
 //! A call takes rows through a site, forward or backward, and leaves nothing behind.
 
 use std::error::Error;
 
 use kernels::{Activations, Rounding};
 
-use crate::{shape::layout::LinearGroup, sweep::Waiting};
+use crate::{
+    shape::{config::ModelConfig, experts::ExpertId, layout::LinearGroup},
+    sweep::Waiting,
+};
 
 /// Which site, counted from 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SiteId(pub u32);
 
 impl SiteId {
-    /// The site of a group of a known architecture with `layers` blocks.
+    /// The site of a group of a model.
     #[must_use]
-    pub fn of(layers: usize, layer: usize, group: LinearGroup) -> Self {
-        let number = match group {
-            LinearGroup::Qkv => 4 * layer,
-            LinearGroup::O => 4 * layer + 1,
-            LinearGroup::GateUp => 4 * layer + 2,
-            LinearGroup::Down => 4 * layer + 3,
-            LinearGroup::Head => 4 * layers,
+    pub fn of(config: &ModelConfig, layer: usize, group: LinearGroup) -> Self {
+        let within = match group {
+            LinearGroup::Qkv => 0,
+            LinearGroup::O => 1,
+            LinearGroup::GateUp => OF_ATTENTION,
+            LinearGroup::Down => OF_ATTENTION + 1,
+            LinearGroup::ExpertGateUp(id) => OF_ATTENTION + 2 * usize::from(id.0),
+            LinearGroup::ExpertDown(id) => OF_ATTENTION + 2 * usize::from(id.0) + 1,
+            LinearGroup::Head => return Self(first_site(config, config.layers)),
         };
-        Self(u32::try_from(number).expect("a model has at most 1,024 layers"))
+        // Experts are few enough.
+        Self(first_site(config, layer) + within as u32)
     }
 
-    /// Layer and group of a site of a known architecture with `layers` blocks.
+    /// Layer and group of a site of a model.
     #[must_use]
-    pub fn group(self, layers: usize) -> Option<(usize, LinearGroup)> {
-        let number = self.0 as usize;
-        let groups = [LinearGroup::Qkv, LinearGroup::O, LinearGroup::GateUp, LinearGroup::Down];
-        match number {
-            head if head == 4 * layers => Some((0, LinearGroup::Head)),
-            beyond if beyond > 4 * layers => None,
-            _ => Some((number / 4, groups[number % 4])),
+    pub fn group(self, config: &ModelConfig) -> Option<(usize, LinearGroup)> {
+        let (mut layer, mut behind) = (0, config.layers + 1);
+        // The last whose first site is not behind it.
+        while behind - layer > 1 {
+            let middle = layer.midpoint(behind);
+            let is_behind = first_site(config, middle) > self.0;
+            *(if is_behind { &mut behind } else { &mut layer }) = middle;
         }
+        let within = (self.0 - first_site(config, layer)) as usize;
+        if layer == config.layers {
+            return (within == 0).then_some((0, LinearGroup::Head));
+        }
+        let is_plain = config.experts_of(layer).is_none();
+        let of_expert = |at: usize| ExpertId((at / 2) as u16);
+        let group = match within {
+            0 => LinearGroup::Qkv,
+            1 => LinearGroup::O,
+            OF_ATTENTION if is_plain => LinearGroup::GateUp,
+            _ if is_plain => LinearGroup::Down,
+            at if at % 2 == 0 => LinearGroup::ExpertGateUp(of_expert(at - OF_ATTENTION)),
+            at => LinearGroup::ExpertDown(of_expert(at - OF_ATTENTION)),
+        };
+        Some((layer, group))
     }
+}
+
+/// Sites of a block's attention, and of a plain feed-forward.
+const OF_ATTENTION: usize = 2;
+const OF_FEED_FORWARD: usize = 2;
+
+/// The first site of a block, or behind the last one that of the head.
+fn first_site(config: &ModelConfig, layer: usize) -> u32 {
+    let (sparse, experts) =
+        config.experts.as_ref().map_or((0, 0), |experts| (experts.layers_below(layer), experts.count));
+    let first = OF_ATTENTION * layer + OF_FEED_FORWARD * (layer - sparse) + 2 * experts * sparse;
+    u32::try_from(first).expect("layers and experts are within their limits")
 }
 
 /// What is done with rows at a site.

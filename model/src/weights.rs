@@ -29,17 +29,17 @@ use crate::{
     precision::Precision,
     shape::{
         config::ModelConfig,
-        layout::{BLOCK_TARGETS, LinearGroup, tensor_shape},
+        layout::{LinearGroup, block_groups, block_weights, group_weights, tensor_shape},
         source::{Target, TensorId, WeightSource},
     },
     sites::{SiteCall, SiteId, SiteOp, SitePath},
-    sources::hf_names::module_name,
+    sources::hf_names::{linear_name, module_name},
     weights::{
         embedding::Embedding,
         first::{Pieces, SharedLayers, block_sites},
         packing::{Told, pack_all},
         sites::{Linear, SiteWeights},
-        tensors::{pack_tensor, read_vector},
+        tensors::{pack_tensor, read_bias},
     },
 };
 
@@ -51,7 +51,7 @@ pub use crate::{
     },
 };
 
-/// Base layers of a known architecture with all weights in memory: four sites a block, then the head.
+/// Base layers of a known architecture with all weights in memory: the sites of block after block, then the head.
 #[derive(Debug)]
 pub struct ResidentLayers {
     sites: SiteWeights,
@@ -72,21 +72,18 @@ impl ResidentLayers {
         told: Told<'_>,
     ) -> Result<Self, WeightsError> {
         let config = source.config();
-        let jobs = jobs(config);
-        let elements = |job: &Job| job.elements(config);
-        let packed = pack_all(&jobs, elements, threads, told, |arena, &job| pack(source, arena, job))?;
+        let elements = |id: &TensorId| elements(config, *id);
+        let packed =
+            pack_all(&matrices(config), elements, threads, told, |arena, &id| pack(source, arena, id))?;
         let mut packed = packed.into_iter();
         let mut next = || packed.next().expect("one result a job");
         let head = (!config.tied_head).then(&mut next);
         let embedding = Embedding::new(next().matrix);
-        let mut sites = Vec::with_capacity(4 * config.layers + 1);
-        for _ in 0..config.layers {
-            // As `BLOCK_TARGETS` has them.
-            let [q, k, v, o, gate, up, down] = std::array::from_fn(|_| next());
-            sites.extend([vec![q, k, v], vec![o], vec![gate, up], vec![down]]);
-        }
+        let blocks = (0..config.layers).flat_map(|layer| block_groups(config, layer));
+        let mut sites: Vec<Vec<Linear>> =
+            blocks.map(|group| group_weights(0, group).iter().map(|_| next()).collect()).collect();
         sites.push(vec![head.unwrap_or_else(|| tied_head(&embedding))]);
-        Ok(Self { sites: SiteWeights::new(sites, Some(config.layers)), embedding, config: config.clone() })
+        Ok(Self { sites: SiteWeights::new(sites, Some(config)), embedding, config: config.clone() })
     }
 
     /// The linear layers.
@@ -132,11 +129,11 @@ impl ResidentLayers {
 
     /// All of it, to be shared.
     pub(crate) fn shared(&self) -> SharedLayers {
-        let layers = self.config.layers;
+        let config = &self.config;
         let site = |site| self.sites.of(site).to_vec();
-        let head = self.sites.of(SiteId::of(layers, 0, LinearGroup::Head));
+        let head = self.sites.of(SiteId::of(config, 0, LinearGroup::Head));
         SharedLayers {
-            blocks: (0..layers).map(|block| block_sites(layers, block).map(site)).collect(),
+            blocks: (0..config.layers).map(|block| block_sites(config, block).map(site).collect()).collect(),
             embedding: Pieces::new(vec![Arc::clone(self.embedding.matrix())]),
             head: Pieces::new(head.iter().map(|linear| Arc::clone(&linear.matrix)).collect()),
         }
@@ -144,7 +141,7 @@ impl ResidentLayers {
 
     /// The call that a pass makes for a group.
     pub(crate) fn call(&self, layer: usize, group: LinearGroup) -> SiteCall {
-        let site = SiteId::of(self.config.layers, layer, group);
+        let site = SiteId::of(&self.config, layer, group);
         SiteCall { site, part: None, op: SiteOp::Forward, path: SitePath::Fast }
     }
 }
@@ -190,33 +187,17 @@ impl ReverseLayers<Compute> for ResidentLayers {
     }
 }
 
-/// A matrix to pack.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Job {
-    Embedding,
-    Linear(usize, Target),
+/// Elements of a matrix, as the configuration implies.
+pub(crate) fn elements(config: &ModelConfig, id: TensorId) -> u64 {
+    let [rows, cols] = tensor_shape(config, id);
+    (rows as u64).saturating_mul(cols as u64)
 }
 
-impl Job {
-    pub(crate) fn weight(self) -> TensorId {
-        match self {
-            Self::Embedding => TensorId::TokenEmbedding,
-            Self::Linear(layer, target) => TensorId::Weight(layer, target),
-        }
-    }
-
-    /// Elements of its matrix, as the configuration implies.
-    pub(crate) fn elements(self, config: &ModelConfig) -> u64 {
-        let [rows, cols] = tensor_shape(config, self.weight());
-        (rows as u64).saturating_mul(cols as u64)
-    }
-}
-
-/// Head, embedding, then block after block: the largest first, so that no thread ends up alone with them.
-pub(crate) fn jobs(config: &ModelConfig) -> Vec<Job> {
-    let head = (!config.tied_head).then_some(Job::Linear(0, Target::LmHead));
-    let block = |layer| BLOCK_TARGETS.map(|target| Job::Linear(layer, target));
-    head.into_iter().chain([Job::Embedding]).chain((0..config.layers).flat_map(block)).collect()
+/// The matrices to pack. Head, embedding, then block after block: the largest first, so that no thread ends up alone with them.
+pub(crate) fn matrices(config: &ModelConfig) -> Vec<TensorId> {
+    let head = (!config.tied_head).then_some(TensorId::Weight(0, Target::LmHead));
+    let blocks = (0..config.layers).flat_map(|layer| block_weights(config, layer));
+    head.into_iter().chain([TensorId::TokenEmbedding]).chain(blocks).collect()
 }
 
 /// Bytes that the matrices of `source` take in memory once they are packed, before any is read. One that is missing takes none:
@@ -224,24 +205,18 @@ pub(crate) fn jobs(config: &ModelConfig) -> Vec<Job> {
 #[must_use]
 pub fn packed_bytes(source: &dyn WeightSource) -> u64 {
     let config = source.config();
-    let bytes = |job: Job| {
-        let [rows, cols] = tensor_shape(config, job.weight());
-        let form = PackedForm::known(source.kind(job.weight())?, rows, cols, 1.0)?;
+    let bytes = |id| {
+        let [rows, cols] = tensor_shape(config, id);
+        let form = PackedForm::known(source.kind(id)?, rows, cols, 1.0)?;
         Some(form.bytes() as u64)
     };
-    jobs(config).into_iter().filter_map(bytes).fold(0, u64::saturating_add)
+    matrices(config).into_iter().filter_map(bytes).fold(0, u64::saturating_add)
 }
 
-fn pack(source: &dyn WeightSource, arena: &Arena, job: Job) -> Result<Linear, WeightsError> {
-    let matrix = Arc::new(pack_tensor(source, arena, job.weight())?);
-    let (name, bias) = match job {
-        Job::Embedding => (String::new(), None),
-        Job::Linear(layer, target) => {
-            let bias = read_vector(source, TensorId::Bias(layer, target), matrix.rows())?;
-            (module_name(layer, target), bias)
-        }
-    };
-    Ok(Linear { name, matrix, bias })
+fn pack(source: &dyn WeightSource, arena: &Arena, id: TensorId) -> Result<Linear, WeightsError> {
+    let matrix = Arc::new(pack_tensor(source, arena, id)?);
+    let bias = read_bias(source, id, matrix.rows())?;
+    Ok(Linear { name: linear_name(source.config(), id), matrix, bias })
 }
 
 fn tied_head(embedding: &Embedding) -> Linear {

@@ -179,7 +179,7 @@ fn what_is_not_implemented_is_refused_by_name() {
     refused(&GgufWriter::default(), &["general.architecture", "missing"]);
     refused(&llama().text("general.type", "adapter"), &["\"adapter\""]);
     refused(&llama().u32("split.count", 3), &["several files"]);
-    refused(&llama().u32("llama.expert_count", 8), &["experts"]);
+    refused(&tiny_gguf("qwen2", &QKV).u32("qwen2.expert_count", 8), &["experts", "qwen2"]);
     refused(&llama().bool("llama.attention.causal", 0), &["not causal"]);
     refused(&llama().u32("llama.rope.dimension_count", 4), &["part of each head"]);
     refused(&llama().u32("llama.attention.value_length", 4), &["value heads"]);

@@ -20,7 +20,7 @@ use model::{
 };
 
 /// Models whose weights are of 32 bits and of 16 bits, with biases and with norms of heads.
-const MODELS: [&str; 5] = ["llama-tied", "llama-bf16", "qwen2-bias", "qwen2-f16", "qwen3-qknorm"];
+const MODELS: [&str; 6] = ["llama-tied", "llama-bf16", "qwen2-bias", "qwen2-f16", "qwen3-qknorm", "qwen3moe"];
 
 /// Formats of integers.
 const KINDS: [TensorType; 8] = [

@@ -21,9 +21,9 @@ use model::{
 
 use crate::asked::{Asked, summed};
 
-/// Models whose weights are of 32 bits, of 16 bits, with biases, with norms of heads, of whose layers some have a window, and of
-/// other families.
-const MODELS: [&str; 12] = [
+/// Models whose weights are of 32 bits, of 16 bits, with biases, with norms of heads, of whose layers some have a window, of
+/// other families, and with experts.
+const MODELS: [&str; 15] = [
     "llama-tied",
     "llama-bf16",
     "qwen2-f16",
@@ -36,6 +36,9 @@ const MODELS: [&str; 12] = [
     "phi3",
     "phi3-bf16",
     "gemma2",
+    "mixtral",
+    "mixtral-bf16",
+    "qwen3moe",
 ];
 
 fn golden(part: &str) -> PathBuf {

@@ -56,7 +56,7 @@ fn sparse_copy(model: &Path, into: &Path) -> PathBuf {
 struct Elsewhere<'a, E> {
     base: &'a mut E,
     embedding: &'a Embedding,
-    layers: usize,
+    config: &'a ModelConfig,
     path: SitePath,
 }
 
@@ -71,7 +71,7 @@ impl<E: EvaluateSites> BaseLayers<Compute> for Elsewhere<'_, E> {
         x: &mut Activations,
         out: &mut Vec<f32>,
     ) -> Result<(), Infallible> {
-        let site = SiteId::of(self.layers, layer, group);
+        let site = SiteId::of(self.config, layer, group);
         let call = SiteCall { site, part: None, op: SiteOp::Forward, path: self.path };
         // What travels are numbers, nothing that was prepared.
         let mut sent = Activations::default();
@@ -110,12 +110,8 @@ impl<'a, E: EvaluateSites> Split<'a, E> {
         let (config, mut scratch, mut logits) = (self.client.config(), DeltaScratch::default(), Vec::new());
         let found = AdapterRows::of(batch);
         let mut deltas = BatchDeltas::new(config, None, &mut scratch, &found);
-        let mut base = Elsewhere {
-            base: &mut *self.base,
-            embedding: &self.client.embedding,
-            layers: config.layers,
-            path: self.path,
-        };
+        let mut base =
+            Elsewhere { base: &mut *self.base, embedding: &self.client.embedding, config, path: self.path };
         let parts = (&mut base, &mut deltas, &mut self.kv);
         let Ok(()) = run(&self.client.frame, parts, &mut compute, &mut Scratch::empty(), batch, &mut logits);
         logits

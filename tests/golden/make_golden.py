@@ -223,6 +223,40 @@ def gemma2_config(**changes):
     return {**config, **changes}
 
 
+MIXTRAL = llama_config(
+    architectures=["MixtralForCausalLM"],
+    model_type="mixtral",
+    intermediate_size=64,
+    num_local_experts=4,
+    num_experts_per_tok=2,
+    rope_theta=1000000.0,
+    sliding_window=None,
+)
+
+
+def qwen3_moe_config(**changes):
+    """A configuration in the style of Qwen3's mixtures."""
+    return qwen_config(
+        3,
+        **{
+            "architectures": ["Qwen3MoeForCausalLM"],
+            "model_type": "qwen3_moe",
+            "attention_bias": False,
+            "decoder_sparse_step": 1,
+            "head_dim": 32,
+            "mlp_only_layers": [],
+            "moe_intermediate_size": 32,
+            "norm_topk_prob": True,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "num_hidden_layers": 3,
+            "sliding_window": None,
+            "tie_word_embeddings": False,
+            **changes,
+        },
+    )
+
+
 GEMMA2_TYPES = ["full_attention", "sliding_attention", "full_attention"]
 
 MODELS = {
@@ -248,7 +282,51 @@ MODELS = {
     "phi3-bf16": (PHI3_LONGROPE, torch.bfloat16, 1),
     "gemma2": (gemma2_config(), torch.float32, 1),
     "gemma2-bf16": (gemma2_config(num_key_value_heads=1, layer_types=GEMMA2_TYPES), torch.bfloat16, 1),
+    "mixtral": (MIXTRAL, torch.float32, 1),
+    "mixtral-bf16": (MIXTRAL, torch.bfloat16, 1),
+    "qwen3moe": (qwen3_moe_config(mlp_only_layers=[1]), torch.float32, 1),
+    "qwen3moe-steps": (qwen3_moe_config(decoder_sparse_step=2, norm_topk_prob=False), torch.float32, 1),
 }
+
+# Whose experts lie in one tensor for each block, as transformers 5 has them in memory and saves them if it is told to.
+STACKED = ["mixtral-bf16"]
+
+
+def is_sparse(config, layer):
+    """Whether a layer has experts."""
+    if config["model_type"] == "mixtral":
+        return True
+    if config["model_type"] != "qwen3_moe":
+        return False
+    return layer not in config["mlp_only_layers"] and (layer + 1) % config["decoder_sparse_step"] == 0
+
+
+def expert_shapes(config):
+    """Routers and experts of a layer, by the names that published files have."""
+    hidden = config["hidden_size"]
+    if config["model_type"] == "mixtral":
+        at, (gate, up, down) = "block_sparse_moe", ("w1", "w3", "w2")
+        count, width = config["num_local_experts"], config["intermediate_size"]
+    else:
+        at, (gate, up, down) = "mlp", ("gate_proj", "up_proj", "down_proj")
+        count, width = config["num_experts"], config["moe_intermediate_size"]
+    shapes = {f"{at}.gate": (count, hidden)}
+    for expert in range(count):
+        of = {gate: (width, hidden), up: (width, hidden), down: (hidden, width)}
+        shapes.update({f"{at}.experts.{expert}.{part}": shape for part, shape in of.items()})
+    return shapes
+
+
+def stacked(tensors):
+    """The tensors of a mixture in the style of Mixtral with those of all experts of a layer in one."""
+    rest = {n.replace("block_sparse_moe", "mlp"): t for n, t in tensors.items() if ".experts." not in n}
+    for at in sorted({name.split(".experts.")[0] for name in tensors if ".experts." in name}):
+        count = sum(name.startswith(f"{at}.experts.") and name.endswith(".w1.weight") for name in tensors)
+        of = {part: [tensors[f"{at}.experts.{e}.{part}.weight"] for e in range(count)] for part in ("w1", "w2", "w3")}
+        to = at.replace("block_sparse_moe", "mlp")
+        both = [torch.cat(pair) for pair in zip(of["w1"], of["w3"])]
+        rest.update({f"{to}.experts.gate_up_proj": torch.stack(both), f"{to}.experts.down_proj": torch.stack(of["w2"])})
+    return rest
 
 
 def random_tensors(config, generator):
@@ -291,6 +369,8 @@ def random_tensors(config, generator):
                 "mlp.gate_up_proj": (2 * ff, hidden),
                 "mlp.down_proj": (hidden, ff),
             }
+        if is_sparse(config, layer):
+            shapes = {n: shape for n, shape in shapes.items() if not n.startswith("mlp.")} | expert_shapes(config)
         for name, shape in shapes.items():
             tensors[f"{at}{name}.weight"] = weight(*shape, std=1.4 / shape[1] ** 0.5)
             if config["model_type"] == "qwen2" and name[-6] in "qkv":
@@ -307,7 +387,7 @@ def random_tensors(config, generator):
             tensors[f"{at}post_attention_layernorm.weight"] += 2
             tensors[f"{at}pre_feedforward_layernorm.weight"] = norm(hidden)
             tensors[f"{at}post_feedforward_layernorm.weight"] = 2 + norm(hidden)
-        if config["model_type"] in ("qwen3", "gemma3_text"):
+        if config["model_type"] in ("qwen3", "qwen3_moe", "gemma3_text"):
             tensors[f"{at}self_attn.q_norm.weight"] = norm(head_dim)
             tensors[f"{at}self_attn.k_norm.weight"] = norm(head_dim)
     return tensors
@@ -317,6 +397,8 @@ def write_model(folder, config, dtype, shards, seed):
     """A model's folder: configuration, and weights in one file or in shards with an index."""
     generator = torch.Generator().manual_seed(seed)
     tensors = {name: t.to(dtype) for name, t in random_tensors(config, generator).items()}
+    if folder.name in STACKED:
+        tensors = stacked(tensors)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     write_json(folder / "config.json", {**config, "torch_dtype": str(dtype).removeprefix("torch.")})
@@ -335,8 +417,8 @@ def write_model(folder, config, dtype, shards, seed):
 
 def read_model(folder):
     """The folder's model as transformers reads it, computing in f32."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
-    return model.eval()
+    plain = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **plain).eval()
 
 
 # --- Quantized tiny models --------------------------------------------------------------------------------------
@@ -357,6 +439,7 @@ QUANTIZED = {
     "llama-gptq8": (llama_config(), gptq(bits=8, group_size=64)),
     "llama-awq": (llama_config(), AWQ),
     "phi3-gptq": (phi3_config(), gptq(sym=False)),
+    "qwen3moe-gptq": (qwen3_moe_config(num_hidden_layers=2), gptq(sym=False)),
 }
 AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
 
@@ -548,6 +631,12 @@ def adapters_of(model):
         chosen = ["rank4-attention", "rank16-all-linear", "rank16-rslora", "patterns", "some-layers"]
         standard = standard_adapters()
         return {**{name: standard[name] for name in chosen}, "ia3": direct["ia3"], "prefix": direct["prefix"]}
+    if model in ("mixtral", "qwen3moe"):
+        standard = standard_adapters()
+        chosen = {name: standard[name] for name in ("rank4-attention", "rank16-rslora")}
+        # A LoRA would be of experts as well; of IA3 `down_proj` is that of the one block without.
+        own = {"ia3": direct["ia3"]} if model == "qwen3moe" else {}
+        return {**chosen, **own, "prefix": direct["prefix"]}
     if model == "phi3":
         return {**fused_adapters(), "prefix": direct["prefix"], "vera": vera(6, FUSED_LINEAR)}
     if model == "mistral-window":
@@ -600,6 +689,11 @@ REFUSED = {
     ),
     "ia3-shared-input": ("llama-tied", "feedforward_modules", ia3(["gate_proj"], ["gate_proj"])),
     "head-copy": ("llama-rope3", "lm_head.base_layer.weight", lora(2, ["lm_head"])),
+    "experts": (
+        "mixtral",
+        "target_parameters",
+        lora(2, ["q_proj"], target_parameters=["mlp.experts.down_proj"]),
+    ),
 }
 
 

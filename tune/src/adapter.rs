@@ -4,7 +4,11 @@ use std::{collections::BTreeSet, f64::consts::TAU, fmt, str::FromStr, sync::Arc}
 
 use model::{
     adapter::{LoraModule, Method, Prefix, ScaleVector, Scales, Side},
-    shape::{config::ModelConfig, layout::linear_shape, source::Target},
+    shape::{
+        config::ModelConfig,
+        layout::{layer_targets, linear_shape},
+        source::Target,
+    },
 };
 use policy::random::Rng;
 use serde::{Deserialize, Serialize};
@@ -130,6 +134,26 @@ impl Shape {
         }
     }
 
+    /// What it has of a model of this shape: nothing learns in experts, and there may be no plain feed-forward.
+    #[must_use]
+    pub fn on(mut self, config: &ModelConfig) -> Self {
+        if let Self::Lora { targets, .. } | Self::Ia3 { targets } = &mut self {
+            targets.retain(|&module| is_there(config, module));
+        }
+        self
+    }
+
+    /// The first of its modules that such a model has nowhere.
+    #[must_use]
+    pub fn missing_on(&self, config: &ModelConfig) -> Option<Module> {
+        match self {
+            Self::Lora { targets, .. } | Self::Ia3 { targets } => {
+                targets.iter().copied().find(|&module| !is_there(config, module))
+            }
+            Self::Prefix { .. } => None,
+        }
+    }
+
     fn module(
         &self,
         config: &ModelConfig,
@@ -179,13 +203,20 @@ pub fn scaled_side(target: Target) -> Side {
     if target == Target::Down { Side::Input } else { Side::Output }
 }
 
-/// The linear layers of all blocks, then the head.
+/// Whether a model has a module in any block, or as its head.
+fn is_there(config: &ModelConfig, module: Module) -> bool {
+    let mut blocks = 0..config.layers;
+    module.0 == Target::LmHead || blocks.any(|layer| layer_targets(config, layer).contains(&module.0))
+}
+
+/// The linear layers of all blocks, then the head. Experts are none of them: a block that has some has those of its attention alone.
 fn places(config: &ModelConfig, targets: &BTreeSet<Module>) -> impl Iterator<Item = (usize, Target)> {
     let in_blocks = targets.iter().filter(|module| module.0 != Target::LmHead).map(|module| module.0);
     let in_blocks: Vec<Target> = in_blocks.collect();
     let head = targets.contains(&Module(Target::LmHead)).then_some((0, Target::LmHead));
     let mut places: Vec<_> = (0..config.layers)
         .flat_map(|layer| in_blocks.iter().map(move |&target| (layer, target)))
+        .filter(|&(layer, target)| layer_targets(config, layer).contains(&target))
         .chain(head)
         .collect();
     places.sort_unstable();

@@ -118,12 +118,14 @@ impl<B: Base> Session<B> {
     }
 
     fn create(&mut self, shape: &Shape, seed: u64) -> Result<(), Refusal> {
-        check_shape(shape)?;
         let Stage::Waiting(lanes) = &self.stage else {
             return Err(Refusal::user("there is an adapter already: a session has one"));
         };
-        let method = shape.start(&lanes.model().config, seed);
-        self.begin(method, shape.clone())
+        let config = &lanes.model().config;
+        let shape = shape.clone().on(config);
+        check_shape(&shape)?;
+        let method = shape.start(config, seed);
+        self.begin(method, shape)
     }
 
     fn begin(&mut self, method: Method, shape: Shape) -> Result<(), Refusal> {
@@ -212,9 +214,9 @@ fn check_shape(shape: &Shape) -> Result<(), Refusal> {
         Shape::Lora { rank, .. } if !(1..=MAX_RANK).contains(rank) => {
             Err(Refusal::user(format!("the rank is {rank}; it must be 1 to {MAX_RANK}")))
         }
-        Shape::Lora { targets, .. } if targets.is_empty() => {
-            Err(Refusal::user("nothing is to learn: train at least one of attention, MLP and unembedding"))
-        }
+        Shape::Lora { targets, .. } if targets.is_empty() => Err(Refusal::user(
+            "nothing is to learn: train at least one of attention, MLP (in a mixture of experts it does not learn) and unembedding",
+        )),
         Shape::Lora { .. } => Ok(()),
         Shape::Ia3 { .. } | Shape::Prefix { .. } => Err(Refusal::user("only LoRA is trained here")),
     }

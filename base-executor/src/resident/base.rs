@@ -18,8 +18,7 @@ use model::{
     shape::{
         config::ModelConfig,
         identity::{Hashed, Identified},
-        layout::BLOCK_TARGETS,
-        source::TensorId,
+        layout::block_weights,
     },
     sites::EvaluateSites,
     skeleton::SkeletonPlan,
@@ -90,8 +89,8 @@ impl Base {
 
     /// Whether its linear layers are of 32 bits, so that nothing beside them is rounded.
     pub(super) fn is_exact(&self) -> bool {
-        let layers = 0..self.source.config().layers;
-        let ids = layers.flat_map(|layer| BLOCK_TARGETS.map(|target| TensorId::Weight(layer, target)));
+        let config = self.source.config();
+        let ids = (0..config.layers).flat_map(|layer| block_weights(config, layer));
         ids.filter_map(|id| self.source.kind(id)).all(|kind| kind == TensorType::F32)
     }
 

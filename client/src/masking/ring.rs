@@ -9,7 +9,7 @@ use model::sites::{SiteId, ring_bits};
 use shmproto::layer::{Op, Path};
 
 use super::{
-    Direction, Mask, Place, fixed_point, site_name,
+    Direction, Mask, Place, fixed_point, shapes_of, site_name,
     verify::Verifying,
     whole::{offers, words, words_mut},
 };
@@ -104,7 +104,7 @@ impl Ring {
         self.x[rows.len()..sent].fill(0);
         self.exponents.clear();
         for (number, (row, whole)) in rows.chunks(width).zip(self.x.chunks_mut(width)).enumerate() {
-            let site = || site_name(place.site, of.catalog().sites.len());
+            let site = || site_name(place.site, &shapes_of(&of.catalog().sites));
             let exponent = fixed_point::to_whole(row, bits, whole)
                 .ok_or_else(|| CallError::NotFinite { site: site(), row: number })?;
             self.exponents.push(exponent);

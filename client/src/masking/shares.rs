@@ -10,7 +10,7 @@ use zeroize::Zeroize as _;
 
 use super::{
     ring::Route,
-    site_name,
+    shapes_of, site_name,
     whole::{offers, words, words_mut},
 };
 use crate::{
@@ -64,7 +64,7 @@ impl Shares {
         let differs = |at: &usize| own[*at] != theirs[*at] || sites[*at].columns != others[*at].columns;
         if let Some(site) = (0..own.len()).find(differs) {
             let number = model::sites::SiteId(u32::try_from(site).unwrap_or(u32::MAX));
-            return Err(CallError::OtherWeights { site: site_name(number, sites.len()) });
+            return Err(CallError::OtherWeights { site: site_name(number, &shapes_of(sites)) });
         }
         Apart::keep(session, &mut other)?;
         let draw = Draw { key: secrets::key()?, first: 0 };

@@ -93,6 +93,16 @@ impl Verifier {
         Ok(Self { sites })
     }
 
+    /// A site as people read it.
+    fn name(&self, site: SiteId) -> String {
+        let width = |numbers: &[u64]| numbers.len() / CHECKS;
+        let shape = |known: &Known| {
+            let forward = &known.checks[Direction::Forward as usize];
+            [width(&forward.effect), width(&forward.secret)]
+        };
+        site_name(site, &self.sites.iter().map(shape).collect::<Vec<_>>())
+    }
+
     /// Checks the answers of a session with it.
     ///
     /// # Errors
@@ -108,7 +118,7 @@ impl Verifier {
         match other {
             Some(at) => {
                 let number = SiteId(u32::try_from(at).unwrap_or(u32::MAX));
-                Err(CallError::OtherWeights { site: site_name(number, count) })
+                Err(CallError::OtherWeights { site: self.name(number) })
             }
             None if theirs.len() != count => {
                 Err(CallError::OtherWeights { site: "the number of sites".to_owned() })
@@ -200,7 +210,7 @@ impl Verifying {
     /// # Errors
     /// An answer is not what the weights make of its row.
     pub(super) fn check(&self, place: Place, x: &[u64], y: &[u64]) -> Result<(), CallError> {
-        let wrong = || CallError::Wrong { site: site_name(place.site, self.0.sites.len()) };
+        let wrong = || CallError::Wrong { site: self.0.name(place.site) };
         let known = self.0.sites.get(place.site.0 as usize).ok_or_else(wrong)?;
         let check = &known.checks[place.direction as usize];
         let (row, answer) = (check.effect.len() / check.checks, check.secret.len() / check.checks);
@@ -212,11 +222,7 @@ impl Verifying {
     /// It is not what the site adds.
     pub(super) fn check_bias(&self, site: SiteId, bias: &[f32]) -> Result<(), CallError> {
         let own = self.0.sites.get(site.0 as usize).and_then(|known| known.bias.as_deref());
-        if own == Some(bias) {
-            Ok(())
-        } else {
-            Err(CallError::Wrong { site: site_name(site, self.0.sites.len()) })
-        }
+        if own == Some(bias) { Ok(()) } else { Err(CallError::Wrong { site: self.0.name(site) }) }
     }
 }
 

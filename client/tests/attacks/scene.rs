@@ -25,7 +25,7 @@ pub(crate) fn base() -> ClientBase {
 
 /// The site of a group of the base.
 pub(crate) fn site(base: &ClientBase, layer: usize, group: LinearGroup) -> SiteId {
-    SiteId::of(base.config().layers, layer, group)
+    SiteId::of(base.config(), layer, group)
 }
 
 /// All sites of the base but the head.

@@ -8,7 +8,8 @@ use files::{gguf::GgufFile, model_files::ModelFiles};
 use model::{
     shape::{
         config::ModelConfig,
-        source::{Target, TensorId},
+        layout::{block_weights, tensor_shape},
+        source::TensorId,
     },
     sources::open::{self, OpenError},
 };
@@ -127,7 +128,7 @@ fn on_disk(path: &Path) -> Result<Value, OpenError> {
             ModelFiles::Gguf(_) => "gguf",
             ModelFiles::Directory(_) => "safetensors",
         },
-        "encoding": weights.kind(TensorId::Weight(0, Target::Down)).map(|kind| format!("{kind:?}").to_uppercase()),
+        "encoding": block_weights(config, 0).last().and_then(|last| weights.kind(last)).map(|kind| format!("{kind:?}").to_uppercase()),
         "parameters": parameters(config),
         "architecture": config.architecture,
         "context_length": config.context_length,
@@ -135,6 +136,9 @@ fn on_disk(path: &Path) -> Result<Value, OpenError> {
         "layers": config.layers,
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,
+        "experts": config.experts.as_ref().map(|experts| {
+            json!({ "count": experts.count, "chosen": experts.chosen, "width": experts.width })
+        }),
         "heads": config.heads,
         "kv_heads": config.kv_heads,
         "head_dim": config.head_dim,
@@ -160,9 +164,8 @@ fn tokenizer(files: &ModelFiles) -> Option<Tokenizer> {
 
 /// Elements of all matrices; norms and biases are less than a thousandth of them.
 fn parameters(config: &ModelConfig) -> usize {
-    let (queries, keys) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
-    let attention = config.hidden_size * (2 * queries + 2 * keys);
-    let feed_forward = 3 * config.hidden_size * config.intermediate_size;
+    let elements = |id| tensor_shape(config, id).iter().product::<usize>();
+    let blocks = (0..config.layers).flat_map(|layer| block_weights(config, layer));
     let tables = if config.tied_head { 1 } else { 2 };
-    tables * config.vocab_size * config.hidden_size + config.layers * (attention + feed_forward)
+    tables * elements(TensorId::TokenEmbedding) + blocks.map(elements).sum::<usize>()
 }

@@ -82,6 +82,40 @@ pub fn scale_columns(
     unsafe { launch(stream, by_kind!("scale_columns", values.kind()), shape, &arguments) }
 }
 
+/// `to[rows[i]] += weights[i] * from[i]` for all rows of `from`, of which each names another row of `to`, of 32 bits (mixtures of
+/// experts). A row that does not exist is left out.
+///
+/// # Errors
+///
+/// The device is lost.
+///
+/// # Panics
+///
+/// If there are fewer indices or weights than rows, or the shapes or kinds do not fit.
+pub fn add_weighted(
+    stream: &Stream,
+    from: &Matrix,
+    rows: &DeviceVec<u32>,
+    weights: &DeviceVec<f32>,
+    to: &mut Matrix,
+) -> Result<(), CudaError> {
+    assert!(from.rows() <= rows.len() && from.rows() <= weights.len(), "an index and a weight for each row");
+    assert!(to.kind() == NumberKind::F32 && to.width() == from.width(), "rows of 32 bits, as wide");
+    let arguments = [
+        Arg::Ptr(from.address()),
+        Arg::Ptr(rows.address()),
+        Arg::Ptr(weights.address()),
+        Arg::Ptr(to.address()),
+        Arg::U32(count(to.rows())),
+        Arg::U32(count(to.width())),
+    ];
+    let shape = Shape::plane(from.rows(), chunks(from.width()), THREADS);
+    // SAFETY: 1. The kernel is declared with these arguments. 2. There is an index and a weight for each row of `from`, which is as
+    // wide as `to`, and the kernel writes no row of `to` that does not exist. 3. What it writes is borrowed exclusively; if a row is
+    // named twice its sum is wrong, and nothing else is.
+    unsafe { launch(stream, by_kind!("add_weighted", from.kind()), shape, &arguments) }
+}
+
 /// `values = cap * tanh(values / cap)`, of 32 bits (logits).
 ///
 /// # Errors

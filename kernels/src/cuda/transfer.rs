@@ -52,6 +52,18 @@ impl Stream {
         check("copy from the host", result)
     }
 
+    /// Copies `from` to the beginning of `to`, which grows if it must: what it held is lost then.
+    ///
+    /// # Errors
+    ///
+    /// The device is lost, or has no room.
+    pub fn write<T: Plain>(&self, from: &[T], to: &mut DeviceVec<T>) -> Result<(), CudaError> {
+        if to.len() < from.len() {
+            *to = DeviceVec::new(self.cuda(), from.len().next_power_of_two())?;
+        }
+        self.upload(from, to, 0)
+    }
+
     /// Copies the first `bytes` bytes of page-locked memory to the beginning of `to`, without waiting for it. What the host
     /// writes there meanwhile may or may not be copied.
     ///

@@ -3,7 +3,7 @@
 use kernels::{
     cuda::{
         DeviceVec, Matrix,
-        rows::{append_rows, cap, gather, place, scale_columns, split_rows},
+        rows::{add_weighted, append_rows, cap, gather, place, scale_columns, split_rows},
     },
     lora::NumberKind,
     reference,
@@ -44,6 +44,32 @@ fn a_row_that_does_not_exist_is_gathered_as_nan() {
             let got = got.to_vec(&stream).unwrap();
             assert_eq!(got[..width], vec![1.0; width]);
             assert!(got[width..].iter().all(|value| value.is_nan()), "{kind:?} {width}");
+        }
+    }
+}
+
+#[test]
+fn rows_are_added_with_their_weights_to_those_they_name() {
+    let Some(stream) = stream() else { return };
+    let mut random = Random::new(5);
+    for kind in KINDS {
+        for width in [1, 7, 576, 3000] {
+            let from = rounded(kind, &random.normals(4 * width));
+            let sums = random.normals(6 * width);
+            // One of them does not exist.
+            let (named, weights) = ([4, 0, 9, 5], [0.25, -1.5, 7.0, 0.5]);
+            let mut want = sums.clone();
+            for (nth, (&row, &weight)) in named.iter().zip(&weights).enumerate().filter(|(nth, _)| *nth != 2)
+            {
+                for column in 0..width {
+                    want[row * width + column] += weight * from[nth * width + column];
+                }
+            }
+            let rows = DeviceVec::from_slice(&stream, &named.map(|row| row as u32)).unwrap();
+            let weights = DeviceVec::from_slice(&stream, &weights).unwrap();
+            let mut got = matrix(&stream, NumberKind::F32, width, &sums);
+            add_weighted(&stream, &matrix(&stream, kind, width, &from), &rows, &weights, &mut got).unwrap();
+            assert_close("added", &got.to_vec(&stream).unwrap(), &want, 1e-6);
         }
     }
 }

@@ -2,7 +2,10 @@
 
 use kernels::{
     Isa, Pool,
-    elementwise::{Gate, Heads, Norm, Rotation, add_norm, cap_in_place, gate_mul, norm_in_place, rotate},
+    elementwise::{
+        Gate, Heads, Norm, Rotation, add_norm, cap_in_place, gate_mul, norm_in_place, rotate,
+        softmax_in_place,
+    },
     reference,
 };
 use rand::Rng;
@@ -283,6 +286,27 @@ fn a_row_of_many_has_the_bits_it_has_alone_whatever_works_on_it() {
                     "{isa:?}: norm of row {row}"
                 );
                 assert_eq!(all_gated[range], gated(pool, isa, row..row + 1), "{isa:?}: gating of row {row}");
+            }
+        }
+    }
+}
+
+#[test]
+fn probabilities_are_those_of_the_softmax_and_a_row_has_the_bits_it_has_alone() {
+    for width in WIDTHS {
+        let random = &mut random(width as u64);
+        let rows: Vec<f32> = floats(random, 19 * width).iter().map(|x| 20.0 * x).collect();
+        for isa in Isa::available() {
+            for threads in [1, 2] {
+                let pool = &mut pool(threads);
+                let mut all = rows.clone();
+                softmax_in_place(pool, isa, &mut all, width);
+                for (row, all) in rows.chunks(width).zip(all.chunks(width)) {
+                    let mut alone = row.to_vec();
+                    softmax_in_place(pool, isa, &mut alone, width);
+                    assert_eq!(bits(all), bits(&alone), "{isa:?}, width {width}");
+                    assert_close(all, &reference::softmax(row), 1e-6, &format!("{isa:?}, width {width}"));
+                }
             }
         }
     }

@@ -1,6 +1,9 @@
 //! Why an adapter is refused.
 
-use std::{io, path::PathBuf};
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
 
 use files::gguf::GgufError;
 
@@ -107,6 +110,22 @@ pub enum AdapterError {
         path: PathBuf,
         /// The tensor.
         tensor: String,
+    },
+    /// Changes of an expert, or of what sends rows to them.
+    #[error("{}: tensor `{tensor}` adapts an expert or a router, which is not supported; train the adapter on attention (q_proj, k_proj, v_proj, o_proj)", path.display())]
+    Expert {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+    },
+    /// Low-rank factors of tensors that are no linear layers to PEFT: those of experts.
+    #[error("{}: `target_parameters` is {value}, and experts cannot be adapted; train the adapter on attention (q_proj, k_proj, v_proj, o_proj)", path.display())]
+    Parameters {
+        /// The file.
+        path: PathBuf,
+        /// Its value, shortened.
+        value: String,
     },
     /// A tensor that another one already stood for.
     #[error("{}: tensor `{tensor}` is there twice under different prefixes; save the adapter again", path.display())]
@@ -217,4 +236,24 @@ pub enum AdapterError {
         /// The file.
         path: PathBuf,
     },
+}
+
+/// What names of tensors of experts and routers have in them: in the files of transformers, old and new, and in GGUF's.
+const OF_EXPERTS: [&str; 6] =
+    [".experts.", "block_sparse_moe.", ".mlp.gate.", ".mlp.base_layer.gate.", "_exps.", ".ffn_gate_inp."];
+
+impl AdapterError {
+    /// Why the tensor `name` of the file at `path`, which is of no linear layer that an adapter may change, is refused.
+    pub(super) fn unknown(path: &Path, name: &str) -> Self {
+        let (path, tensor) = (path.to_path_buf(), name.escape_debug().to_string());
+        if name.ends_with(".base_layer.weight") {
+            Self::BaseCopy { path, tensor }
+        } else if name.contains(".lora_embedding_") {
+            Self::Embedding { path, tensor }
+        } else if OF_EXPERTS.iter().any(|part| name.contains(part)) {
+            Self::Expert { path, tensor }
+        } else {
+            Self::UnknownTensor { path, tensor }
+        }
+    }
 }

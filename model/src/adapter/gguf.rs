@@ -18,7 +18,7 @@ use super::{
 use crate::{
     shape::{
         config::ModelConfig,
-        layout::{self, BLOCK_TARGETS},
+        layout::{self, layer_targets},
         source::Target,
     },
     sources::{
@@ -36,14 +36,13 @@ pub(super) fn read(path: &Path, model: &ModelConfig) -> Result<AnyAdapter, Adapt
     let mut known = HashSet::new();
     let mut modules = Vec::new();
     for layer in 0..model.layers {
-        for target in BLOCK_TARGETS {
+        for &target in layer_targets(model, layer) {
             modules.extend(reader.module(layer, target, &mut known)?);
         }
     }
     modules.extend(reader.module(0, Target::LmHead, &mut known)?);
     if let Some((name, _)) = file.tensors().find(|(name, _)| !known.contains(*name)) {
-        let tensor = name.escape_debug().to_string();
-        return Err(AdapterError::UnknownTensor { path: path.to_path_buf(), tensor });
+        return Err(AdapterError::unknown(path, name));
     }
     let base_model = file.str("general.base_model.0.name")?.map(str::to_owned);
     let method = match invocation(path, &file, model)? {
@@ -75,8 +74,9 @@ fn check_metadata(path: &Path, file: &GgufFile, model: &ModelConfig) -> Result<f
         Some(value) if value == expected => Ok(()),
         value => Err(unsupported(option, value.unwrap_or_default())),
     };
-    // Mistral models are llama models to llama.cpp.
-    let architecture = if model.architecture == "mistral" { "llama" } else { &model.architecture };
+    // Models of Mistral are llama models to llama.cpp.
+    let is_mistral = ["mistral", "mixtral"].contains(&model.architecture.as_str());
+    let architecture = if is_mistral { "llama" } else { &model.architecture };
     expect("general.type", "adapter")?;
     expect("adapter.type", "lora")?;
     expect("general.architecture", architecture)?;

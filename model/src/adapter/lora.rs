@@ -65,6 +65,7 @@ impl LoraConfig {
         vocab_size: usize,
     ) -> Result<Self, AdapterError> {
         check_kind(options)?;
+        options.refuse_parameters()?;
         let scaling = if options.flag("use_rslora")? { Scaling::ByRoot } else { Scaling::ByRank };
         let config = Self {
             selection: Selection::take(options)?.with_layers(options)?,

@@ -40,6 +40,17 @@ fn is_off(value: &Value) -> bool {
     }
 }
 
+/// A value as messages show it.
+fn shortened(value: &Value) -> String {
+    const SHOWN: usize = 64;
+    let mut text = value.to_string();
+    if let Some((end, _)) = text.char_indices().nth(SHOWN) {
+        text.truncate(end);
+        text.push_str("...");
+    }
+    text
+}
+
 /// The options not looked at yet.
 #[derive(Debug)]
 pub(super) struct Options<'a> {
@@ -82,13 +93,19 @@ impl<'a> Options<'a> {
     }
 
     pub(super) fn unsupported(&self, option: &str, value: &Value) -> AdapterError {
-        const SHOWN: usize = 64;
-        let mut text = value.to_string();
-        if let Some((end, _)) = text.char_indices().nth(SHOWN) {
-            text.truncate(end);
-            text.push_str("...");
+        let (path, value) = (self.path.to_path_buf(), shortened(value));
+        AdapterError::Unsupported { path, option: option.to_owned(), value }
+    }
+
+    /// Refuses what PEFT has for tensors that are no linear layers.
+    pub(super) fn refuse_parameters(&mut self) -> Result<(), AdapterError> {
+        match self.take("target_parameters").filter(|value| !is_off(value)) {
+            None => Ok(()),
+            Some(value) => {
+                let (path, value) = (self.path.to_path_buf(), shortened(&value));
+                Err(AdapterError::Parameters { path, value })
+            }
         }
-        AdapterError::Unsupported { path: self.path.to_path_buf(), option: option.to_owned(), value: text }
     }
 
     fn typed<T>(

@@ -24,7 +24,7 @@ use super::{
 use crate::{
     shape::{
         config::ModelConfig,
-        layout::{BLOCK_TARGETS, linear_shape},
+        layout::{layer_targets, linear_shape},
         source::Target,
     },
     sources::hf_names::module_name,
@@ -232,6 +232,6 @@ fn without_weights(directory: &Path, weights: PathBuf) -> AdapterError {
 /// Every linear layer of the base model.
 fn linear_layers(model: &ModelConfig) -> impl Iterator<Item = (usize, Target)> {
     (0..model.layers)
-        .flat_map(|layer| BLOCK_TARGETS.map(|target| (layer, target)))
+        .flat_map(|layer| layer_targets(model, layer).iter().map(move |&target| (layer, target)))
         .chain([(0, Target::LmHead)])
 }

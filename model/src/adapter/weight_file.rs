@@ -196,15 +196,7 @@ impl<'a> WeightFile<'a> {
     /// Why each tensor that nothing has taken is refused.
     pub(super) fn unknown(&self) -> impl Iterator<Item = AdapterError> {
         let shortlist = self.shortlist.iter().map(|other| &other.name);
-        self.rest.values().map(|(name, _)| name).chain(shortlist).map(|name| {
-            let (path, tensor) = (self.path.clone(), name.escape_debug().to_string());
-            if name.ends_with(".base_layer.weight") {
-                AdapterError::BaseCopy { path, tensor }
-            } else if name.contains(".lora_embedding_") {
-                AdapterError::Embedding { path, tensor }
-            } else {
-                AdapterError::UnknownTensor { path, tensor }
-            }
-        })
+        let names = self.rest.values().map(|(name, _)| name).chain(shortlist);
+        names.map(|name| AdapterError::unknown(&self.path, name))
     }
 }

@@ -70,7 +70,7 @@ impl RowDropouts {
 
     /// Drops what a group's low-rank matrices are not to see of `x`, a row for each.
     pub(super) fn apply(&self, device: &mut Compute, layer: usize, group: LinearGroup, x: &mut [f32]) {
-        let place = layer * (LinearGroup::Head as usize + 1) + group as usize;
+        let place = place(layer, group);
         let width = x.len() / self.0.len().max(1);
         let chunks = self.0.chunks(ROWS_A_CHUNK).zip(x.chunks_mut(ROWS_A_CHUNK * width));
         let chunks: Vec<_> = chunks.map(Mutex::new).collect();
@@ -81,6 +81,22 @@ impl RowDropouts {
             dropouts.iter().zip(x.chunks_mut(width)).for_each(|(dropout, row)| dropout.of(place).apply(row));
         });
     }
+}
+
+/// By what a group is known to those who draw; experts have no low-rank matrices.
+fn place(layer: usize, group: LinearGroup) -> usize {
+    const STEPS: usize = 5;
+    let step = match group {
+        LinearGroup::Qkv => 0,
+        LinearGroup::O => 1,
+        LinearGroup::GateUp => 2,
+        LinearGroup::Down => 3,
+        LinearGroup::Head => 4,
+        LinearGroup::ExpertGateUp(_) | LinearGroup::ExpertDown(_) => {
+            unreachable!("nothing learns in an expert")
+        }
+    };
+    layer * STEPS + step
 }
 
 /// What is dropped on the way forward.

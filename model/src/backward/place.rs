@@ -20,6 +20,9 @@ impl Place {
             LinearGroup::O => 2,
             LinearGroup::GateUp => 3,
             LinearGroup::Down => 4,
+            LinearGroup::ExpertGateUp(_) | LinearGroup::ExpertDown(_) => {
+                unreachable!("nothing learns in an expert")
+            }
             LinearGroup::Head => return Self(usize::MAX),
         };
         Self(layer * Self::STEPS + step)

@@ -30,6 +30,9 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
     }
 
     fn feed_forward(&mut self, layer: usize, notes: &LayerNotes) -> Result<bool, TrainError<B::Error>> {
+        if let Some(experts) = self.model.config.experts_of(layer) {
+            return self.mixture(layer, experts, notes);
+        }
         let (gate, width) = (self.model.config.traits.gate, self.model.config.intermediate_size);
         let scaled = self.scaled(layer, LinearGroup::GateUp, &notes.gate_up);
         let gate_up = scaled.as_deref().unwrap_or(&notes.gate_up);
@@ -82,7 +85,7 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
 
     /// Makes the gradient at a block's output of that at the residual stream it is added to, back through its scale and its norm if
     /// it has them.
-    fn outputs_of_residual(&mut self, site: NormSite, update: &[f32]) {
+    pub(super) fn outputs_of_residual(&mut self, site: NormSite, update: &[f32]) {
         let hidden = self.model.config.hidden_size;
         if let Some(norm) = self.model.norm(site) {
             let (Compute { pool, isa }, g) = (&mut *self.device, &self.room.residual);

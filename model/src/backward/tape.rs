@@ -147,6 +147,17 @@ impl<T: Deltas<Compute>> Deltas<Compute> for NotingDeltas<'_, T> {
         self.deltas.begin(device, layer, group, x)
     }
 
+    fn see_experts(
+        &mut self,
+        device: &mut Compute,
+        layer: usize,
+        update: &Vec<f32>,
+    ) -> Result<(), Infallible> {
+        // As what a plain feed-forward gives, though there are no deltas.
+        self.notes.borrow_mut().go_on(device, self.model, layer, LinearGroup::Down, update);
+        Ok(())
+    }
+
     fn add(
         &mut self,
         device: &mut Compute,

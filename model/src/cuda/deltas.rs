@@ -23,7 +23,7 @@ use crate::{
     adapter::Side,
     deltas::{adapter_rows::AdapterRows, prepared::PreparedAdapter},
     forward::{Deltas, LinearGroup, SequenceSlice},
-    shape::{config::ModelConfig, source::Target},
+    shape::{config::ModelConfig, layout::model_groups, source::Target},
     sites::SiteId,
     weights::group_targets,
 };
@@ -134,12 +134,9 @@ impl<'a> CudaDeltas<'a> {
             self.tally();
             return Ok(());
         }
-        let groups = 4 * self.config.layers + 1;
-        let mut help: Vec<Option<Help>> = Vec::with_capacity(groups);
-        let mut segments: Vec<Vec<LoraSegment<'_>>> = Vec::with_capacity(groups);
-        for site in 0..groups {
-            let site = SiteId(u32::try_from(site).expect("a model has at most 1,024 layers"));
-            let Some((layer, group)) = site.group(self.config.layers) else { continue };
+        let mut help: Vec<Option<Help>> = Vec::new();
+        let mut segments: Vec<Vec<LoraSegment<'_>>> = Vec::new();
+        for (layer, group) in model_groups(self.config) {
             let (of_device, of_others) = parts(self.config, &self.found, layer, group);
             segments.push(of_device);
             help.push(of_others);
@@ -191,7 +188,7 @@ impl<'a> CudaDeltas<'a> {
 
     /// Where a group stands in the order of a pass.
     fn index(&self, layer: usize, group: LinearGroup) -> usize {
-        SiteId::of(self.config.layers, layer, group).0 as usize
+        SiteId::of(self.config, layer, group).0 as usize
     }
 
     /// Multiplies what the adapters scale on this side of a group.

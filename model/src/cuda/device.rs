@@ -15,8 +15,9 @@ use kernels::{
     lora::NumberKind,
 };
 
+use super::experts::DeviceExperts;
 use crate::{
-    forward::{Device, Frame, NormSite, Norms, Room, Scratch},
+    forward::{Device, ExpertScratch, Frame, NormSite, Norms, Room, Routing, Scratch, Taken},
     shape::config::Reach,
 };
 
@@ -52,6 +53,7 @@ pub struct CudaDevice {
     kept: DeviceVec<u32>,
     spare_residual: Matrix,
     spare_update: Matrix,
+    experts: DeviceExperts,
 }
 
 /// The norms' weights on the device.
@@ -117,6 +119,7 @@ impl CudaDevice {
             kept: DeviceVec::new(cuda, 0)?,
             spare_residual: Matrix::new(cuda, NumberKind::F32)?,
             spare_update: Matrix::new(cuda, kind)?,
+            experts: DeviceExperts::new(&stream, model, kind)?,
             stream,
         })
     }
@@ -141,7 +144,7 @@ impl CudaDevice {
         if self.tables == Tables::Written {
             return Ok(());
         }
-        write_table(&self.stream, &mut self.tokens, &tokens.collect::<Vec<_>>())
+        self.stream.write(&tokens.collect::<Vec<_>>(), &mut self.tokens)
     }
 
     fn new_matrix(&self, kind: NumberKind) -> Result<Matrix, CudaError> {
@@ -160,14 +163,6 @@ fn scale_rows(
     scale_columns(stream, values, rows, 0, factors)
 }
 
-/// Writes `values` to the beginning of `table`, which grows if it must.
-fn write_table(stream: &Stream, table: &mut DeviceVec<u32>, values: &[u32]) -> Result<(), CudaError> {
-    if table.len() < values.len() {
-        *table = DeviceVec::new(stream.cuda(), values.len().next_power_of_two())?;
-    }
-    stream.upload(values, table, 0)
-}
-
 impl Device for CudaDevice {
     type Error = CudaError;
     type Residual = Matrix;
@@ -184,6 +179,14 @@ impl Device for CudaDevice {
             attended: self.new_matrix(self.kind)?,
             gate_up: self.new_matrix(self.kind)?,
             gated: self.new_matrix(self.kind)?,
+            experts: ExpertScratch {
+                inputs: self.new_matrix(self.kind)?,
+                gate_up: self.new_matrix(self.kind)?,
+                gated: self.new_matrix(self.kind)?,
+                outputs: self.new_matrix(self.kind)?,
+                sums: self.new_matrix(NumberKind::F32)?,
+                routing: Routing::default(),
+            },
             batch: RowTable::new(&self.pool, self.layout)?,
             states: Vec::new(),
         })
@@ -272,6 +275,33 @@ impl Device for CudaDevice {
         gate_mul(&self.stream, model.config.traits.gate, gate_up, out)
     }
 
+    fn route(
+        &mut self,
+        model: &Frame,
+        layer: usize,
+        normed: &Matrix,
+        routing: &mut Routing,
+    ) -> Result<(), CudaError> {
+        let (_, experts) = model.router(layer).expect("a block with experts has a router");
+        self.experts.route(&self.stream, layer, experts, normed, routing)
+    }
+
+    fn take_some(&mut self, from: &Matrix, rows: &[u32], out: &mut Matrix) -> Result<(), CudaError> {
+        self.experts.take_some(&self.stream, from, rows, out)
+    }
+
+    fn clear(&mut self, sums: &mut Matrix) -> Result<(), CudaError> {
+        sums.clear(&self.stream)
+    }
+
+    fn add_weighted(&mut self, from: &Matrix, taken: Taken<'_>, sums: &mut Matrix) -> Result<(), CudaError> {
+        self.experts.add_weighted(&self.stream, from, taken, sums)
+    }
+
+    fn give_sums(&mut self, sums: &mut Matrix, update: &mut Matrix) -> Result<(), CudaError> {
+        add_copy(&self.stream, sums, None, update)
+    }
+
     fn cap_logits(&mut self, limit: f32, logits: &mut Matrix) -> Result<(), CudaError> {
         cap(&self.stream, logits, limit)
     }
@@ -287,7 +317,7 @@ impl Device for CudaDevice {
         if kept.len() == residual.rows() {
             return Ok(());
         }
-        write_table(&self.stream, &mut self.kept, kept)?;
+        self.stream.write(kept, &mut self.kept)?;
         for (matrix, spare) in [(residual, &mut self.spare_residual), (update, &mut self.spare_update)] {
             spare.reshape(kept.len(), width)?;
             gather(&self.stream, matrix, &self.kept, kept.len(), spare)?;

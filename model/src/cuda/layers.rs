@@ -18,6 +18,7 @@ use kernels::{
 use super::CudaDevice;
 use crate::{
     forward::{BaseLayers, LinearGroup},
+    shape::config::ModelConfig,
     sites::{Company, EvaluateError, EvaluateSites, Site, SiteCall, SiteId, SiteOp, SitePath},
 };
 
@@ -40,14 +41,14 @@ pub(super) struct CudaLayers {
     pub(super) sites: Vec<Site>,
     pub(super) layers: Vec<Vec<CudaLinear>>,
     pub(super) embedding: Arc<Weight>,
-    /// Transformer blocks.
-    pub(super) blocks: usize,
+    /// The model's shape.
+    pub(super) config: ModelConfig,
 }
 
 impl CudaLayers {
     /// The call that a pass makes for a group.
     fn call(&self, layer: usize, group: LinearGroup) -> SiteCall {
-        let site = SiteId::of(self.blocks, layer, group);
+        let site = SiteId::of(&self.config, layer, group);
         SiteCall { site, part: None, op: SiteOp::Forward, path: SitePath::Fast }
     }
 

@@ -171,7 +171,8 @@ impl CudaModel {
         // A panic may have ended the last step while it was recorded.
         device.tables = Tables::Write;
         let mut deltas = CudaDeltas::new(device.stream(), &frame.config, &mut self.deltas, batch)?;
-        let is_replayable = is_decode_step(batch) && deltas.is_plain() && !company.is_waiting();
+        let is_sparse = frame.config.experts.is_some();
+        let is_replayable = !is_sparse && is_decode_step(batch) && deltas.is_plain() && !company.is_waiting();
         let results = &mut self.logits;
         match records.as_mut().filter(|_| is_replayable) {
             None => {

@@ -6,8 +6,8 @@ use super::{model::CudaModelError, weights::CudaWeights};
 use crate::{
     shape::{
         config::ModelConfig,
-        layout::group_targets,
-        source::{Target, TensorId, WeightSource},
+        layout::{LinearGroup, group_weights},
+        source::{TensorId, WeightSource},
     },
     sites::{RingSite, SiteId},
     weights::{WeightsError, packing::pack_all, ring::ring_site, tensors::read_matrix},
@@ -26,14 +26,13 @@ impl CudaWeights {
         source: &(dyn WeightSource + Sync),
         threads: usize,
     ) -> Result<(), CudaModelError> {
-        let blocks = self.layers.blocks;
         let sites: Vec<SiteId> = (0..).map(SiteId).take(self.layers.sites.len()).collect();
         let elements = |site: &SiteId| {
             let shape = &self.layers.sites[site.0 as usize];
             shape.parts.iter().map(|part| (part.rows * shape.columns) as u64).sum()
         };
         let promised = pack_all(&sites, elements, threads, &|_| {}, |_, &site| {
-            promise(source, &tensors(source.config(), blocks, site))
+            promise(source, &tensors(source.config(), site))
         })?;
         for ((site, layers), promised) in
             self.layers.sites.iter_mut().zip(&mut self.layers.layers).zip(promised)
@@ -55,13 +54,12 @@ struct Promised {
 }
 
 /// The matrices of a site.
-fn tensors(config: &ModelConfig, blocks: usize, site: SiteId) -> Vec<TensorId> {
-    let (layer, group) = site.group(blocks).expect("the site is one of a known architecture");
-    let tensor = |(target, _)| match target {
-        Target::LmHead if config.tied_head => TensorId::TokenEmbedding,
-        target => TensorId::Weight(layer, target),
-    };
-    group_targets(config, group).into_iter().map(tensor).collect()
+fn tensors(config: &ModelConfig, site: SiteId) -> Vec<TensorId> {
+    let (layer, group) = site.group(config).expect("the site is one of a known architecture");
+    if group == LinearGroup::Head && config.tied_head {
+        return vec![TensorId::TokenEmbedding];
+    }
+    group_weights(layer, group)
 }
 
 /// Packs the matrices of a site as the CPU does, looks at them and drops them.

@@ -21,15 +21,15 @@ use crate::{
     resident::{KvDtype, kv_precision, kv_shape},
     shape::{
         config::ModelConfig,
-        layout::BLOCK_TARGETS,
+        layout::{block_groups, block_weights, group_weights},
         source::{Target, TensorId, WeightSource},
     },
     sites::{Site, SitePart},
-    sources::hf_names::module_name,
+    sources::hf_names::{linear_name, module_name},
     weights::{
-        Job, WeightsError, jobs, load_norms,
+        WeightsError, elements, matrices,
         packing::{Told, pack_all},
-        tensors::{read_matrix, read_vector},
+        tensors::{load_frame, read_bias, read_matrix},
     },
 };
 
@@ -57,19 +57,18 @@ impl CudaWeights {
         told: Told<'_>,
     ) -> Result<Self, CudaModelError> {
         let config = source.config();
-        let jobs = jobs(config);
-        let elements = |job: &Job| job.elements(config);
+        let ids = matrices(config);
+        let elements = |id: &TensorId| elements(config, *id);
         // Reading, or making, a tensor is the work of many threads; the link to the device is one.
         let (uploader, stream) = (Mutex::new(WeightUploader::new(cuda)?), Stream::new(cuda)?);
-        let upload = |job| upload(source, &uploader, &stream, job);
-        let loaded = pack_all(&jobs, elements, threads, told, |_, &job| upload(job))?;
+        let upload = |id| upload(source, &uploader, &stream, id);
+        let loaded = pack_all(&ids, elements, threads, told, |_, &id| upload(id))?;
         uploader.into_inner().unwrap_or_else(PoisonError::into_inner).finish()?;
         stream.synchronize()?;
         let kind = activation_kind(source);
         let bytes = loaded.iter().map(|linear| linear.weight.device_bytes()).sum();
         let layers = in_sites(config, kind, loaded);
-        let frame = Frame::new(config.clone(), load_norms(source)?);
-        Ok(Self { cuda: Arc::clone(cuda), frame, layers, kind, bytes })
+        Ok(Self { cuda: Arc::clone(cuda), frame: load_frame(source)?, layers, kind, bytes })
     }
 
     /// The model's shape.
@@ -100,8 +99,8 @@ impl CudaWeights {
 /// How activations are kept: in 32 bits beside weights of 32 bits, as halves beside halves, else as bf16, which holds
 /// whatever the layers give.
 fn activation_kind(source: &dyn WeightSource) -> NumberKind {
-    let layers = 0..source.config().layers;
-    let ids = layers.flat_map(|layer| BLOCK_TARGETS.map(|target| TensorId::Weight(layer, target)));
+    let config = source.config();
+    let ids = (0..config.layers).flat_map(|layer| block_weights(config, layer));
     let kinds: Vec<TensorType> = ids.filter_map(|id| source.kind(id)).collect();
     let all = |kind| kinds.iter().all(|&found| found == kind);
     match () {
@@ -115,22 +114,17 @@ fn upload(
     source: &dyn WeightSource,
     uploader: &Mutex<WeightUploader>,
     stream: &Stream,
-    job: Job,
+    id: TensorId,
 ) -> Result<Loaded, CudaModelError> {
-    let tensor = read_matrix(source, job.weight())?;
-    let (name, bias) = match job {
-        Job::Embedding => (String::new(), None),
-        Job::Linear(layer, target) => {
-            let bias = read_vector(source, TensorId::Bias(layer, target), tensor.rows)?;
-            (module_name(layer, target), bias)
-        }
-    };
+    let tensor = read_matrix(source, id)?;
+    let bias = read_bias(source, id, tensor.rows)?;
     let bias = bias.map(|bias| DeviceVec::from_slice(stream, &bias)).transpose()?;
     // Each weight is whole when the lock is given back, or the load has failed.
     let mut uploader = uploader.lock().unwrap_or_else(PoisonError::into_inner);
     let weight = uploader.upload(tensor.kind, &tensor.data, tensor.rows, tensor.cols)?;
     drop((uploader, tensor));
-    source.release(job.weight());
+    source.release(id);
+    let name = linear_name(source.config(), id);
     Ok(Loaded { name, weight: Arc::new(weight), bias })
 }
 
@@ -142,18 +136,15 @@ struct Loaded {
     bias: Option<DeviceVec<f32>>,
 }
 
-/// Sorts what [`jobs`] asked for into sites: four for each transformer block, then the head.
+/// Sorts what [`matrices`] asked for into sites: those of block after block, then the head.
 fn in_sites(config: &ModelConfig, kind: NumberKind, loaded: Vec<Loaded>) -> CudaLayers {
     let mut loaded = loaded.into_iter();
     let mut next = || loaded.next().expect("one result a job");
     let head = (!config.tied_head).then(&mut next);
     let embedding = next().weight;
-    let mut sites = Vec::with_capacity(4 * config.layers + 1);
-    for _ in 0..config.layers {
-        // As `BLOCK_TARGETS` has them.
-        let [q, k, v, o, gate, up, down] = std::array::from_fn(|_| next());
-        sites.extend([vec![q, k, v], vec![o], vec![gate, up], vec![down]]);
-    }
+    let blocks = (0..config.layers).flat_map(|layer| block_groups(config, layer));
+    let mut sites: Vec<Vec<Loaded>> =
+        blocks.map(|group| group_weights(0, group).iter().map(|_| next()).collect()).collect();
     let tied = || Loaded { name: module_name(0, Target::LmHead), weight: Arc::clone(&embedding), bias: None };
     sites.push(vec![head.unwrap_or_else(tied)]);
     let shape = |parts: &Vec<Loaded>| site(parts, kind);
@@ -162,7 +153,7 @@ fn in_sites(config: &ModelConfig, kind: NumberKind, loaded: Vec<Loaded>) -> Cuda
         sites: sites.iter().map(shape).collect(),
         layers: sites.into_iter().map(|parts| parts.into_iter().map(linear).collect()).collect(),
         embedding,
-        blocks: config.layers,
+        config: config.clone(),
     }
 }
 

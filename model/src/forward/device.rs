@@ -4,7 +4,10 @@ use std::fmt;
 
 use kernels::attention::KvRows;
 
-use super::frame::{Frame, NormSite};
+use super::{
+    frame::{Frame, NormSite},
+    routing::{Routing, Taken},
+};
 
 /// Where the rows of a pass lie, and who computes with them.
 ///
@@ -107,6 +110,53 @@ pub trait Device {
         out: &mut Self::Inputs,
     ) -> Result<(), Self::Error>;
 
+    /// Sorts the rows of `normed` by the experts of `layer` that they take; those of the layer are asked for one after the other then.
+    ///
+    /// # Errors
+    /// The device fails.
+    fn route(
+        &mut self,
+        model: &Frame,
+        layer: usize,
+        normed: &Self::Inputs,
+        routing: &mut Routing,
+    ) -> Result<(), Self::Error>;
+
+    /// `out` = the rows of `from` that `rows` names.
+    ///
+    /// # Errors
+    /// The device fails.
+    fn take_some(
+        &mut self,
+        from: &Self::Inputs,
+        rows: &[u32],
+        out: &mut Self::Inputs,
+    ) -> Result<(), Self::Error>;
+
+    /// `sums = 0`.
+    ///
+    /// # Errors
+    /// The device fails.
+    fn clear(&mut self, sums: &mut Self::Residual) -> Result<(), Self::Error>;
+
+    /// Adds what an expert gave, `from`, to the sums of its rows, each times its weight.
+    ///
+    /// # Errors
+    /// The device fails.
+    fn add_weighted(
+        &mut self,
+        from: &Self::Outputs,
+        taken: Taken<'_>,
+        sums: &mut Self::Residual,
+    ) -> Result<(), Self::Error>;
+
+    /// Makes `sums`, which are not needed any more, the update.
+    ///
+    /// # Errors
+    /// The device fails.
+    fn give_sums(&mut self, sums: &mut Self::Residual, update: &mut Self::Outputs)
+    -> Result<(), Self::Error>;
+
     /// `logits = cap * tanh(logits / cap)`, where the model has such a cap.
     ///
     /// # Errors
@@ -165,13 +215,32 @@ pub struct Scratch<D: Device + ?Sized> {
     pub gate_up: D::Outputs,
     /// The feed-forward's middle.
     pub gated: D::Inputs,
+    /// What experts take and give, in models that have some.
+    pub experts: ExpertScratch<D>,
     /// Where the rows stand.
     pub batch: D::Batch,
     /// Hidden states that the last pass was asked for, `[rows, hidden]`; the caller's memory on every device.
     pub states: Vec<f32>,
 }
 
-/// Makes room for `rows` rows in all that a pass keeps.
+/// What the rows of one expert after the other pass through, kept between passes.
+#[derive(Debug)]
+pub struct ExpertScratch<D: Device + ?Sized> {
+    /// The rows that the expert takes.
+    pub inputs: D::Inputs,
+    /// `[gate | up]` of them.
+    pub gate_up: D::Outputs,
+    /// The expert's middle.
+    pub gated: D::Inputs,
+    /// What it gives.
+    pub outputs: D::Outputs,
+    /// The sums of what experts gave, in 32 bits: `[rows, hidden]`.
+    pub sums: D::Residual,
+    /// Which expert takes which rows.
+    pub routing: Routing,
+}
+
+/// Makes room for `rows` rows in all that a pass keeps, but for experts, of which it is not known how many rows they take.
 pub(crate) fn make_room<D: Device>(
     model: &Frame,
     device: &mut D,

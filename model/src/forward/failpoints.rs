@@ -42,6 +42,12 @@ impl<D: Device, T: Deltas<D>> Deltas<D> for WithFailpoints<'_, T> {
         self.0.begin(device, layer, group, x)
     }
 
+    fn see_experts(&mut self, device: &mut D, layer: usize, update: &D::Outputs) -> Result<(), D::Error> {
+        self.0.see_experts(device, layer, update)?;
+        failpoint::pass("forward.after_down");
+        Ok(())
+    }
+
     fn add(
         &mut self,
         device: &mut D,
@@ -54,8 +60,8 @@ impl<D: Device, T: Deltas<D>> Deltas<D> for WithFailpoints<'_, T> {
         failpoint::pass(match group {
             LinearGroup::Qkv => "forward.after_qkv",
             LinearGroup::O => "forward.after_o",
-            LinearGroup::GateUp => "forward.after_gate_up",
-            LinearGroup::Down => "forward.after_down",
+            LinearGroup::GateUp | LinearGroup::ExpertGateUp(_) => "forward.after_gate_up",
+            LinearGroup::Down | LinearGroup::ExpertDown(_) => "forward.after_down",
             LinearGroup::Head => "forward.head",
         });
         Ok(())

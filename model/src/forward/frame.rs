@@ -1,8 +1,10 @@
 //! What a pass knows of a model: its shape, its norms, its rotary frequencies.
 
-use kernels::{attention::QkvLayout, elementwise::Norm};
+use std::sync::Arc;
 
-use crate::shape::{config::ModelConfig, rope::RopeTable};
+use kernels::{PackedMatrix, attention::QkvLayout, elementwise::Norm};
+
+use crate::shape::{config::ModelConfig, experts::Experts, rope::RopeTable};
 
 /// A model without its large weights: what [`run`](super::run) needs to know.
 #[derive(Debug)]
@@ -13,13 +15,15 @@ pub struct Frame {
     pub norms: Norms,
     /// Its rotary frequencies.
     pub rope: RopeTable,
+    /// The router of each block that has experts.
+    pub(crate) routers: Vec<Option<Arc<PackedMatrix>>>,
 }
 
 impl Frame {
-    /// A model of this shape with these norms.
-    pub(crate) fn new(config: ModelConfig, norms: Norms) -> Self {
+    /// A model of this shape with these norms, and a router for each block that has experts.
+    pub(crate) fn new(config: ModelConfig, norms: Norms, routers: Vec<Option<Arc<PackedMatrix>>>) -> Self {
         let rope = RopeTable::new(&config);
-        Self { config, norms, rope }
+        Self { config, norms, rope, routers }
     }
 
     /// The model that ends behind its first `layers` blocks, with the norm and the head of the whole one.
@@ -30,12 +34,18 @@ impl Frame {
     pub fn first_layers(mut self, layers: usize) -> Self {
         assert!(layers <= self.config.layers, "blocks of the model");
         self.config.layers = layers;
+        self.routers.truncate(layers);
         let Norms { attention, feed_forward, attention_update, feed_forward_update, query, key, output: _ } =
             &mut self.norms;
         [attention, feed_forward, attention_update, feed_forward_update, query, key]
             .into_iter()
             .for_each(|of_blocks| of_blocks.truncate(layers));
         self
+    }
+
+    /// The router of a block, and the experts it sends rows to; `None` if the block has none.
+    pub(crate) fn router(&self, layer: usize) -> Option<(&PackedMatrix, &Experts)> {
+        Some((self.routers.get(layer)?.as_deref()?, self.config.experts_of(layer)?))
     }
 
     /// Where queries, keys and values lie in a row.

@@ -91,6 +91,15 @@ pub trait Deltas<D: Device> {
         x: &D::Inputs,
     ) -> Result<(), D::Error>;
 
+    /// Sees what the experts of a layer give, summed, of which adapters change nothing.
+    ///
+    /// # Errors
+    /// The device fails.
+    fn see_experts(&mut self, device: &mut D, layer: usize, update: &D::Outputs) -> Result<(), D::Error> {
+        let _ = (device, layer, update);
+        Ok(())
+    }
+
     /// `out[row] += delta of the row's adapter`. For [`LinearGroup::Head`], rows are those whose logits are wanted.
     ///
     /// # Errors

@@ -1,6 +1,9 @@
 //! Weights in memory, and the numbers that keys, values and adapters have beside them.
 
+use std::sync::Arc;
+
 use kernels::{
+    PackedMatrix,
     attention::{KvPrecision, KvShape},
     lora::LoraPrecision,
 };
@@ -21,7 +24,7 @@ use crate::{
         host::HostLayers,
         served::ServedLayers,
         streamed::{StreamError, StreamOptions, StreamedLayers},
-        tensors::{WeightsError, load_norms},
+        tensors::{WeightsError, load_frame},
     },
 };
 
@@ -67,7 +70,7 @@ impl LoadedWeights {
         told: &(dyn Fn(LoadProgress) + Sync),
     ) -> Result<Self, WeightsError> {
         let layers = ResidentLayers::load(source, threads, told)?;
-        Ok(Self { frame: frame(source)?, layers })
+        Ok(Self { frame: load_frame(source)?, layers })
     }
 
     /// The token embedding.
@@ -96,7 +99,7 @@ impl LoadedWeights<ServedLayers> {
                 ServedLayers::Streamed(Box::new(StreamedLayers::open(source, base, options, threads, told)?))
             }
         };
-        Ok(Self { frame: frame(source)?, layers })
+        Ok(Self { frame: load_frame(source)?, layers })
     }
 
     /// What of them is in memory, for those who compute with the first layers alone.
@@ -106,7 +109,8 @@ impl LoadedWeights<ServedLayers> {
             ServedLayers::Resident(layers) => layers.shared(),
             ServedLayers::Streamed(layers) => layers.shared(),
         };
-        SharedBase { config: self.frame.config.clone(), norms: self.frame.norms.clone(), layers }
+        let Frame { config, norms, routers, rope: _ } = &self.frame;
+        SharedBase { config: config.clone(), norms: norms.clone(), routers: routers.clone(), layers }
     }
 }
 
@@ -115,6 +119,7 @@ impl LoadedWeights<ServedLayers> {
 pub struct SharedBase {
     config: ModelConfig,
     norms: Norms,
+    routers: Vec<Option<Arc<PackedMatrix>>>,
     layers: SharedLayers,
 }
 
@@ -150,12 +155,8 @@ impl SharedBase {
     pub fn first_layers(&self, shape: &DraftShape) -> Result<LoadedWeights<FirstLayers>, FirstLayersError> {
         let layers = FirstLayers::new(&self.config, &self.layers, shape)?;
         let config = layers.config().clone();
-        Ok(LoadedWeights { frame: Frame::new(config, self.norms.clone()), layers })
+        Ok(LoadedWeights { frame: Frame::new(config, self.norms.clone(), self.routers.clone()), layers })
     }
-}
-
-fn frame(source: &dyn WeightSource) -> Result<Frame, WeightsError> {
-    Ok(Frame::new(source.config().clone(), load_norms(source)?))
 }
 
 impl<L: HostLayers> LoadedWeights<L> {

@@ -4,6 +4,8 @@ use std::fmt;
 
 use kernels::{attention::Limits, elementwise::Gate};
 
+use super::experts::Experts;
+
 /// The rotary embedding. Every model is held in the "half-rotation" (NeoX, Hugging Face) layout:
 /// loaders of files with interleaved pairs permute the rows of q and k once.
 #[derive(Debug, Clone, PartialEq)]
@@ -125,9 +127,17 @@ pub struct ModelConfig {
     pub sliding_window: Option<usize>,
     /// What it does that Llama does not.
     pub traits: Traits,
+    /// What stands in the place of a feed-forward, in mixtures of experts.
+    pub experts: Option<Experts>,
 }
 
 impl ModelConfig {
+    /// The experts of a block; `None` if it has a plain feed-forward.
+    #[must_use]
+    pub fn experts_of(&self, layer: usize) -> Option<&Experts> {
+        self.experts.as_ref().filter(|experts| experts.dense_layers.binary_search(&layer).is_err())
+    }
+
     /// How far a layer's attention reaches.
     #[must_use]
     pub fn reach(&self, layer: usize) -> Reach {
@@ -166,7 +176,7 @@ impl ModelConfig {
     }
 }
 
-/// Identities of bases are hashes of this text ([`identity`](super::identity)): of models without traits it does not name them.
+/// Identities of bases are hashes of this text ([`identity`](super::identity)): of models without traits or experts it does not name them.
 impl fmt::Debug for ModelConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut text = f.debug_struct("ModelConfig");
@@ -186,6 +196,9 @@ impl fmt::Debug for ModelConfig {
             .field("sliding_window", &self.sliding_window);
         if self.traits != Traits::default() {
             text.field("traits", &self.traits);
+        }
+        if let Some(experts) = &self.experts {
+            text.field("experts", experts);
         }
         text.finish()
     }

@@ -15,7 +15,7 @@ use kernels::TensorType;
 
 use crate::shape::{
     config::ModelConfig,
-    layout::{BLOCK_TARGETS, tensor_shape},
+    layout::{block_weights, router, tensor_shape},
     source::{Target, Tensor, TensorId, WeightSource},
 };
 
@@ -71,7 +71,7 @@ impl<S: WeightSource> Identified for Hashed<S> {
         let mut identity = Identity::new(text);
         let config = self.source.config();
         identity.add(&format!("{config:?}"));
-        for id in every_tensor(config.layers) {
+        for id in every_tensor(config) {
             // What has been read was given back, and would be read from the file once more: its hash is known.
             let hash = self.hashes.known(&id).or_else(|| {
                 let hash = self.source.tensor(id).map(|tensor| self.hashes.of(&id, &tensor.data));
@@ -87,8 +87,8 @@ impl<S: WeightSource> Identified for Hashed<S> {
     }
 }
 
-/// Every tensor that a model of so many layers may have.
-fn every_tensor(layers: usize) -> impl Iterator<Item = TensorId> {
+/// Every tensor that a model of this shape may have.
+fn every_tensor(config: &ModelConfig) -> impl Iterator<Item = TensorId> {
     let norms = [
         TensorId::AttentionNorm,
         TensorId::FeedForwardNorm,
@@ -98,13 +98,17 @@ fn every_tensor(layers: usize) -> impl Iterator<Item = TensorId> {
         TensorId::FeedForwardUpdateNorm,
     ];
     let block = move |layer| {
-        let linear = move |target| [TensorId::Weight(layer, target), TensorId::Bias(layer, target)];
-        norms.map(|norm| norm(layer)).into_iter().chain(BLOCK_TARGETS.into_iter().flat_map(linear))
+        let linear = move |weight| match weight {
+            TensorId::Weight(_, target) => [Some(weight), Some(TensorId::Bias(layer, target))],
+            _ => [Some(weight), None],
+        };
+        let linear = block_weights(config, layer).flat_map(linear).flatten();
+        norms.map(|norm| norm(layer)).into_iter().chain(router(config, layer)).chain(linear)
     };
     let head = Target::LmHead;
     let ends =
         [TensorId::Weight(0, head), TensorId::Bias(0, head), TensorId::TokenEmbedding, TensorId::OutputNorm];
-    (0..layers).flat_map(block).chain(ends)
+    (0..config.layers).flat_map(block).chain(ends)
 }
 
 /// Hashes of what has been read, each made once.

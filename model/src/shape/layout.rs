@@ -5,6 +5,7 @@
 
 use crate::shape::{
     config::{ModelConfig, Rope, RopeScaling},
+    experts::{ExpertId, ExpertPart, Experts, MAX_EXPERTS, MAX_EXPERTS_OF_MODEL},
     source::{Target, TensorId},
 };
 
@@ -15,7 +16,7 @@ pub const MAX_DIMENSION: usize = 1 << 24;
 /// Longest context in tokens.
 pub const MAX_CONTEXT: usize = 1 << 24;
 
-/// The linear layers of a transformer block, in the order of a forward pass.
+/// The linear layers of a transformer block without experts, in the order of a forward pass.
 pub const BLOCK_TARGETS: [Target; 7] =
     [Target::Q, Target::K, Target::V, Target::O, Target::Gate, Target::Up, Target::Down];
 
@@ -30,6 +31,10 @@ pub enum LinearGroup {
     GateUp,
     /// Feed-forward output.
     Down,
+    /// `[gate | up]` of an expert, of those rows of the normed residual that take it.
+    ExpertGateUp(ExpertId),
+    /// Output of an expert.
+    ExpertDown(ExpertId),
     /// Logits; has no layer, its layer index is 0.
     Head,
 }
@@ -97,7 +102,21 @@ pub fn check_config(config: &ModelConfig) -> Result<(), ConfigError> {
     if rotary_dim == 0 || rotary_dim > config.head_dim || !rotary_dim.is_multiple_of(2) {
         return Err(ConfigError::RotaryDim { head_dim: config.head_dim, rotary_dim });
     }
+    config.experts.as_ref().map_or(Ok(()), |experts| check_experts(experts, config.layers))?;
     check_numbers(config)
+}
+
+fn check_experts(experts: &Experts, layers: usize) -> Result<(), ConfigError> {
+    let sparse = experts.layers_below(layers);
+    let counts = [
+        ("the number of experts", experts.count, MAX_EXPERTS),
+        ("the number of experts of a token", experts.chosen, experts.count),
+        ("the width of experts", experts.width, MAX_DIMENSION),
+        ("the number of blocks with experts", sparse, layers),
+        ("the number of experts of all blocks", experts.count.saturating_mul(sparse), MAX_EXPERTS_OF_MODEL),
+    ];
+    let wrong = counts.into_iter().find(|&(_, found, limit)| found == 0 || found > limit);
+    wrong.map_or(Ok(()), |(what, found, limit)| Err(ConfigError::OutOfRange { what, found, limit }))
 }
 
 fn check_numbers(config: &ModelConfig) -> Result<(), ConfigError> {
@@ -172,6 +191,19 @@ pub fn tensor_shape(config: &ModelConfig, id: TensorId) -> [usize; 2] {
         TensorId::QueryNorm(_) | TensorId::KeyNorm(_) => [1, config.head_dim],
         TensorId::Weight(_, target) => linear_shape(config, target),
         TensorId::Bias(_, target) => [1, linear_shape(config, target)[0]],
+        TensorId::Router(_) => {
+            [config.experts.as_ref().map_or(0, |experts| experts.count), config.hidden_size]
+        }
+        TensorId::Expert(_, _, part) => expert_shape(config, part),
+    }
+}
+
+/// `[out, in]` of a linear layer of an expert.
+fn expert_shape(config: &ModelConfig, part: ExpertPart) -> [usize; 2] {
+    let (hidden, width) = (config.hidden_size, config.experts.as_ref().map_or(0, |experts| experts.width));
+    match part {
+        ExpertPart::Gate | ExpertPart::Up => [width, hidden],
+        ExpertPart::Down => [hidden, width],
     }
 }
 
@@ -196,13 +228,18 @@ pub(crate) fn norm_tensors(config: &ModelConfig, layer: usize) -> impl Iterator<
 }
 
 fn block_tensors<'a>(
-    config: &ModelConfig,
+    config: &'a ModelConfig,
     layer: usize,
     biased: &'a [Target],
-) -> impl Iterator<Item = TensorId> + use<'a> {
-    let weights = BLOCK_TARGETS.map(|target| TensorId::Weight(layer, target));
-    let biases = biased.iter().map(move |&target| TensorId::Bias(layer, target));
-    norm_tensors(config, layer).chain(weights).chain(biases)
+) -> impl Iterator<Item = TensorId> + 'a {
+    let has = move |target: &&Target| layer_targets(config, layer).contains(target);
+    let biases = biased.iter().filter(has).map(move |&target| TensorId::Bias(layer, target));
+    norm_tensors(config, layer).chain(router(config, layer)).chain(block_weights(config, layer)).chain(biases)
+}
+
+/// The router of a block, if it has experts.
+pub(crate) fn router(config: &ModelConfig, layer: usize) -> Option<TensorId> {
+    config.experts_of(layer).map(|_| TensorId::Router(layer))
 }
 
 /// Checks that every tensor of `required` is there with the right shape.
@@ -227,21 +264,66 @@ pub fn check_tensors(
     Ok(())
 }
 
-/// The targets of a group and the column of the group's output at which each begins.
+/// The linear layers of a block that have one name in all models: all of them, or those of its attention if it has experts.
 #[must_use]
-pub fn group_targets(config: &ModelConfig, group: LinearGroup) -> Vec<(Target, usize)> {
-    let targets: &[Target] = match group {
+pub fn layer_targets(config: &ModelConfig, layer: usize) -> &'static [Target] {
+    const OF_ATTENTION: usize = 4;
+    if config.experts_of(layer).is_some() { &BLOCK_TARGETS[..OF_ATTENTION] } else { &BLOCK_TARGETS }
+}
+
+/// The linear groups of a block, in the order of a forward pass: expert after expert.
+pub fn block_groups(config: &ModelConfig, layer: usize) -> impl Iterator<Item = LinearGroup> + use<> {
+    let experts = config.experts_of(layer).map(Experts::ids);
+    let plain: &[LinearGroup] =
+        if experts.is_none() { &[LinearGroup::GateUp, LinearGroup::Down] } else { &[] };
+    let of_expert = |id| [LinearGroup::ExpertGateUp(id), LinearGroup::ExpertDown(id)];
+    let experts = experts.into_iter().flatten().flat_map(of_expert);
+    [LinearGroup::Qkv, LinearGroup::O].into_iter().chain(plain.iter().copied()).chain(experts)
+}
+
+/// The weights of a group, side by side as its outputs are.
+#[must_use]
+pub fn group_weights(layer: usize, group: LinearGroup) -> Vec<TensorId> {
+    let of_expert =
+        |id, parts: &[ExpertPart]| parts.iter().map(|&part| TensorId::Expert(layer, id, part)).collect();
+    match group {
+        LinearGroup::ExpertGateUp(id) => of_expert(id, &[ExpertPart::Gate, ExpertPart::Up]),
+        LinearGroup::ExpertDown(id) => of_expert(id, &[ExpertPart::Down]),
+        _ => targets_of(group).iter().map(|&target| TensorId::Weight(layer, target)).collect(),
+    }
+}
+
+/// The weights of a block's linear layers, group after group.
+pub fn block_weights(config: &ModelConfig, layer: usize) -> impl Iterator<Item = TensorId> + use<> {
+    block_groups(config, layer).flat_map(move |group| group_weights(layer, group))
+}
+
+/// The linear groups of a model, in the order of a forward pass.
+pub fn model_groups(config: &ModelConfig) -> impl Iterator<Item = (usize, LinearGroup)> {
+    let block = |layer| block_groups(config, layer).map(move |group| (layer, group));
+    (0..config.layers).flat_map(block).chain([(0, LinearGroup::Head)])
+}
+
+/// What adapters may change of a group: nothing of an expert.
+fn targets_of(group: LinearGroup) -> &'static [Target] {
+    match group {
         LinearGroup::Qkv => &[Target::Q, Target::K, Target::V],
         LinearGroup::O => &[Target::O],
         LinearGroup::GateUp => &[Target::Gate, Target::Up],
         LinearGroup::Down => &[Target::Down],
+        LinearGroup::ExpertGateUp(_) | LinearGroup::ExpertDown(_) => &[],
         LinearGroup::Head => &[Target::LmHead],
-    };
+    }
+}
+
+/// The targets of a group and the column of the group's output at which each begins.
+#[must_use]
+pub fn group_targets(config: &ModelConfig, group: LinearGroup) -> Vec<(Target, usize)> {
     let mut column = 0;
     let place = |&target| {
         let at = column;
         column += linear_shape(config, target)[0];
         (target, at)
     };
-    targets.iter().map(place).collect()
+    targets_of(group).iter().map(place).collect()
 }

@@ -2,7 +2,10 @@
 
 use kernels::TensorType;
 
-use crate::shape::config::ModelConfig;
+use crate::shape::{
+    config::ModelConfig,
+    experts::{ExpertId, ExpertPart},
+};
 
 /// A linear layer of the network that an adapter may change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -48,6 +51,10 @@ pub enum TensorId {
     Weight(usize, Target),
     /// `[out]` of a linear layer; absent in most models.
     Bias(usize, Target),
+    /// `[experts, hidden]` of a layer: what its rows are sent to experts by.
+    Router(usize),
+    /// `[out, in]` of a linear layer of one of a layer's experts.
+    Expert(usize, ExpertId, ExpertPart),
 }
 
 impl TensorId {
@@ -61,7 +68,9 @@ impl TensorId {
             | Self::FeedForwardUpdateNorm(_)
             | Self::QueryNorm(_)
             | Self::KeyNorm(_) => true,
-            Self::TokenEmbedding | Self::Weight(..) | Self::Bias(..) => false,
+            Self::TokenEmbedding | Self::Weight(..) | Self::Bias(..) | Self::Router(_) | Self::Expert(..) => {
+                false
+            }
         }
     }
 }

@@ -10,7 +10,7 @@ use crate::{
     sources::open::{OpenError, sparse_weights},
     weights::{
         embedding::Embedding,
-        tensors::{WeightsError, load_norms},
+        tensors::{WeightsError, load_frame},
     },
 };
 
@@ -34,7 +34,7 @@ pub enum ClientBaseError {
 /// The client's part of a base.
 #[derive(Debug)]
 pub struct ClientBase {
-    /// Shape, norms and rotary frequencies.
+    /// Shape, norms, routers and rotary frequencies.
     pub frame: Frame,
     /// The token embedding.
     pub embedding: Embedding,
@@ -50,13 +50,12 @@ impl ClientBase {
     pub fn open(path: &Path) -> Result<Self, ClientBaseError> {
         let files = ModelFiles::at(path).map_err(OpenError::from)?;
         let source = sparse_weights(&files)?;
-        let config = source.config().clone();
-        let norms = load_norms(&*source)?;
+        let frame = load_frame(&*source)?;
         let embedding = Embedding::load(&*source)?;
         if !source.unchanged() {
             return Err(ClientBaseError::Changed { path: path.to_path_buf() });
         }
-        Ok(Self { frame: Frame::new(config, norms), embedding, files })
+        Ok(Self { frame, embedding, files })
     }
 
     /// The model's shape.

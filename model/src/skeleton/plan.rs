@@ -16,13 +16,12 @@ use super::{MAX_RANGES, SkeletonFile};
 use crate::{
     shape::{
         config::ModelConfig,
-        layout::norm_tensors,
+        layout::{norm_tensors, router},
         source::{TensorId, WeightSource},
     },
     site_model::{LinearFiles, SiteModelError},
     sources::{
         gguf::{self, GgufSource},
-        hf_names,
         open::OpenError,
         safetensors::{SafetensorsSource, shards::Shards},
     },
@@ -238,7 +237,7 @@ impl SkeletonPlan {
             Ok(source) => {
                 let config = source.config();
                 let names: BTreeSet<String> =
-                    small_tensors(config).map(|id| hf_names::tensor_name(config, id)).collect();
+                    small_tensors(config).map(|id| source.place(id).tensor).collect();
                 self.add_shards(source.shards(), |name| names.contains(name))
             }
             Err(error) => {
@@ -318,7 +317,7 @@ impl OpenFile {
 
 /// The tensors of a known architecture that are no linear layers.
 fn small_tensors(config: &ModelConfig) -> impl Iterator<Item = TensorId> {
-    let of_layer = |layer| norm_tensors(config, layer);
+    let of_layer = |layer| norm_tensors(config, layer).chain(router(config, layer));
     [TensorId::TokenEmbedding, TensorId::OutputNorm].into_iter().chain((0..config.layers).flat_map(of_layer))
 }
 

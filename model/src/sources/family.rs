@@ -14,10 +14,12 @@ pub(super) enum Family {
     Phi3,
     Gemma2,
     Gemma3,
+    Mixtral,
+    Qwen3Moe,
 }
 
 /// What it is called, in GGUF files too, and its class in transformers.
-const NAMES: [(Family, &str, &str); 9] = [
+const NAMES: [(Family, &str, &str); 11] = [
     (Family::Llama, "llama", "LlamaForCausalLM"),
     (Family::Mistral, "mistral", "MistralForCausalLM"),
     (Family::Qwen2, "qwen2", "Qwen2ForCausalLM"),
@@ -27,6 +29,8 @@ const NAMES: [(Family, &str, &str); 9] = [
     (Family::Phi3, "phi3", "Phi3ForCausalLM"),
     (Family::Gemma2, "gemma2", "Gemma2ForCausalLM"),
     (Family::Gemma3, "gemma3", "Gemma3ForCausalLM"),
+    (Family::Mixtral, "mixtral", "MixtralForCausalLM"),
+    (Family::Qwen3Moe, "qwen3moe", "Qwen3MoeForCausalLM"),
 ];
 
 impl Family {
@@ -42,8 +46,8 @@ impl Family {
 
     /// The family of a GGUF file.
     pub(super) fn of_gguf(name: &str) -> Option<Self> {
-        // Mistral models are llama models there.
-        Self::named(name).filter(|family| *family != Self::Mistral)
+        // Mistral models are llama models there, and so are those of Mixtral, with experts.
+        Self::named(name).filter(|family| !matches!(family, Self::Mistral | Self::Mixtral))
     }
 
     /// What it is called.
@@ -53,7 +57,12 @@ impl Family {
 
     /// Whether queries and keys are normed.
     pub(super) fn norms_queries(self) -> bool {
-        matches!(self, Self::Qwen3 | Self::Olmo2 | Self::Gemma3)
+        matches!(self, Self::Qwen3 | Self::Qwen3Moe | Self::Olmo2 | Self::Gemma3)
+    }
+
+    /// Whether its models are mixtures of experts.
+    pub(super) fn has_experts(self) -> bool {
+        matches!(self, Self::Mixtral | Self::Qwen3Moe)
     }
 
     /// Whether it is one of Gemma's.
@@ -76,6 +85,6 @@ impl Family {
 
     /// Whether GGUF files store the rows of q and k for rotary pairs that lie beside each other.
     pub(super) fn is_interleaved(self) -> bool {
-        matches!(self, Self::Llama | Self::Granite)
+        matches!(self, Self::Llama | Self::Mixtral | Self::Granite)
     }
 }

@@ -1,4 +1,5 @@
-//! Linear layers that files keep in one tensor (Phi-3): those of a group, one behind the other in the order of a pass.
+//! Linear layers that files keep in one tensor: those of a group, one behind the other in the order of a pass (Phi-3), and those of all
+//! experts of a block.
 
 use std::ops::Range;
 
@@ -12,7 +13,7 @@ use crate::shape::{
 /// Where a linear layer lies in the tensor of its group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Fused {
-    /// The layers that it shares a tensor with.
+    /// The group that it is of.
     pub(crate) group: LinearGroup,
     /// Its rows there.
     pub(crate) rows: Range<usize>,
@@ -52,9 +53,9 @@ impl Fused {
 
 /// The tensor of a file that a tensor of a model lies in.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Place {
+pub(crate) struct Place {
     /// What the file calls it.
-    pub(super) tensor: String,
+    pub(crate) tensor: String,
     /// `[rows, cols]` of it.
     pub(super) shape: [usize; 2],
     /// Which part of it, if not the whole.
@@ -82,6 +83,19 @@ impl Place {
                 fused: Some(fused),
             },
         }
+    }
+
+    /// The place of a matrix `id` in the tensor `tensor`, as the `nth` of so many of its shape.
+    pub(super) fn stacked(
+        config: &ModelConfig,
+        (id, group): (TensorId, LinearGroup),
+        tensor: String,
+        (nth, of): (usize, usize),
+    ) -> Self {
+        let [rows, cols] = tensor_shape(config, id);
+        let all_rows = of * rows;
+        let fused = Fused { group, rows: nth * rows..(nth + 1) * rows, all_rows };
+        Self { tensor, shape: [all_rows, cols], fused: Some(fused) }
     }
 
     /// What the file calls the linear layer whose weight it is in.

@@ -1,4 +1,4 @@
-//! A model in a GGUF file: llama (Llama 2 and 3, Mistral, TinyLlama, SmolLM2), and the other families but Mistral by their names.
+//! A model in a GGUF file: llama (Llama 2 and 3, Mistral, Mixtral, TinyLlama, SmolLM2), and the other families by their names.
 //!
 //! # Layout
 //!
@@ -22,7 +22,7 @@ use self::{metadata::Reader, names::place};
 use crate::{
     shape::{
         config::ModelConfig,
-        layout::{self, BLOCK_TARGETS, ConfigError, LayoutError},
+        layout::{self, ConfigError, LayoutError, layer_targets},
         source::{Target, Tensor, TensorId, WeightSource},
     },
     sources::{family::Family, norms::divided_norm},
@@ -114,11 +114,17 @@ impl GgufSource {
     }
 
     fn check_tensors(&self) -> Result<(), GgufSourceError> {
-        let shape = |name: &str| self.file.tensor(name).map(|view| [view.rows(), view.cols()]);
+        let stacked = self.config.experts.as_ref().map(|experts| experts.count);
+        let shape = |name: &str| {
+            let view = self.file.tensor(name)?;
+            let fits = view.dims.get(2).is_none_or(|&depth| stacked.is_none_or(|count| count == depth));
+            Some([if fits { view.rows() } else { view.dims[1] }, view.cols()])
+        };
         // Biases are optional: those that are there are checked like everything else.
         let present = |id: &TensorId| self.file.tensor(&tensor_name(*id)).is_some();
-        let biases = (0..self.config.layers)
-            .flat_map(|layer| BLOCK_TARGETS.map(|target| TensorId::Bias(layer, target)));
+        let biases = (0..self.config.layers).flat_map(|layer| {
+            layer_targets(&self.config, layer).iter().map(move |&target| TensorId::Bias(layer, target))
+        });
         let expected: Vec<TensorId> = layout::required_tensors(&self.config, self.family.biased())
             .chain(biases.filter(present))
             .collect();

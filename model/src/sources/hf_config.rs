@@ -2,8 +2,9 @@
 //!
 //! # Layout
 //!
-//! - this file: the shape. `raw`: the options that matter. `traits`: what families do that Llama does not.
+//! - this file: the shape. `raw`: the options that matter. `traits`: what families do that Llama does not. `experts`: those of mixtures.
 
+mod experts;
 mod raw;
 mod traits;
 
@@ -118,7 +119,7 @@ impl Raw {
             kv_heads: self.num_key_value_heads.unwrap_or(heads),
             head_dim,
             norm_eps: self.rms_norm_eps.unwrap_or(match family {
-                Family::Olmo2 | Family::Phi3 => 1e-5,
+                Family::Olmo2 | Family::Phi3 | Family::Mixtral => 1e-5,
                 _ => 1e-6,
             }),
             rope: self.rope(family)?,
@@ -127,13 +128,14 @@ impl Raw {
             context_length: self.context_length(family)?,
             sliding_window: self.window(family, layers)?,
             traits: self.traits(family, [hidden_size, head_dim, layers])?,
+            experts: self.experts(family, layers)?,
         })
     }
 
     fn biased(&self, family: Family) -> Vec<Target> {
         let attention: &[Target] = match family {
             // These know no such option.
-            Family::Qwen2 | Family::Mistral | Family::Phi3 => family.biased(),
+            Family::Qwen2 | Family::Mistral | Family::Mixtral | Family::Phi3 => family.biased(),
             _ if self.attention_bias == Some(true) => &[Target::Q, Target::K, Target::V, Target::O],
             _ => &[],
         };
@@ -150,7 +152,8 @@ impl Raw {
         let rope = self.rope_parameters.as_ref().or(self.rope_scaling.as_ref());
         let rope = rope.map(|rope| rope.full_attention.as_deref().unwrap_or(rope));
         let theta = rope.and_then(|rope| rope.rope_theta).or(self.rope_theta);
-        let theta = theta.unwrap_or(if family == Family::Gemma3 { 1e6 } else { 1e4 });
+        let theta =
+            theta.unwrap_or(if matches!(family, Family::Gemma3 | Family::Mixtral) { 1e6 } else { 1e4 });
         let scaling = match rope {
             Some(rope) if family == Family::Phi3 && rope.is_longrope() => rope.longrope()?,
             Some(rope) => rope.scaling()?,

@@ -1,8 +1,9 @@
 //! What transformers calls the tensors and linear layers of a model.
 
-use super::fused::Place;
+use super::{family::Family, fused::Place};
 use crate::shape::{
     config::ModelConfig,
+    experts::ExpertPart,
     layout::LinearGroup,
     source::{Target, TensorId},
 };
@@ -10,6 +11,26 @@ use crate::shape::{
 /// Where safetensors files keep a tensor of a model.
 pub(super) fn place(config: &ModelConfig, id: TensorId) -> Place {
     Place::of(config, id, || tensor_name(config, id), fused_module_name)
+}
+
+/// The same in files whose experts lie in one tensor, as transformers 5 has them in memory: gate and up of an expert, then those of the
+/// next.
+pub(super) fn stacked_place(config: &ModelConfig, id: TensorId) -> Place {
+    let (layer, expert, part, experts) = match (id, &config.experts) {
+        (TensorId::Expert(layer, expert, part), Some(experts)) => (layer, expert, part, experts),
+        (TensorId::Router(layer), _) => {
+            let name = || format!("model.layers.{layer}.mlp.gate.weight");
+            return Place::of(config, id, name, fused_module_name);
+        }
+        _ => return place(config, id),
+    };
+    let (nth, of) = (usize::from(expert.0), experts.count);
+    let (group, place) = match part {
+        ExpertPart::Gate => (LinearGroup::ExpertGateUp(expert), (2 * nth, 2 * of)),
+        ExpertPart::Up => (LinearGroup::ExpertGateUp(expert), (2 * nth + 1, 2 * of)),
+        ExpertPart::Down => (LinearGroup::ExpertDown(expert), (nth, of)),
+    };
+    Place::stacked(config, (id, group), fused_module_name(layer, group), place)
 }
 
 /// What safetensors files call a tensor of a model.
@@ -32,6 +53,36 @@ pub(crate) fn tensor_name(config: &ModelConfig, id: TensorId) -> String {
         TensorId::KeyNorm(layer) => format!("model.layers.{layer}.self_attn.k_norm.weight"),
         TensorId::Weight(layer, target) => format!("{}.weight", module_name(layer, target)),
         TensorId::Bias(layer, target) => format!("{}.bias", module_name(layer, target)),
+        TensorId::Router(layer) => format!("model.layers.{layer}.{}.gate.weight", mixture_name(config)),
+        TensorId::Expert(..) => format!("{}.weight", linear_name(config, id)),
+    }
+}
+
+/// What transformers calls the mixture in a block.
+fn mixture_name(config: &ModelConfig) -> &'static str {
+    if is_qwen(config) { "mlp" } else { "block_sparse_moe" }
+}
+
+/// Whether experts have the names that they have in Qwen's models, not in Mixtral's, which GGUF files take for Llama's.
+fn is_qwen(config: &ModelConfig) -> bool {
+    Family::named(&config.architecture) == Some(Family::Qwen3Moe)
+}
+
+/// What transformers calls the linear layer that has these weights; of no other tensor it is asked.
+#[must_use]
+pub fn linear_name(config: &ModelConfig, id: TensorId) -> String {
+    match id {
+        TensorId::Weight(layer, target) => module_name(layer, target),
+        TensorId::Expert(layer, expert, part) => {
+            let [of_qwen, of_mixtral] = match part {
+                ExpertPart::Gate => ["gate_proj", "w1"],
+                ExpertPart::Up => ["up_proj", "w3"],
+                ExpertPart::Down => ["down_proj", "w2"],
+            };
+            let part = if is_qwen(config) { of_qwen } else { of_mixtral };
+            format!("model.layers.{layer}.{}.experts.{}.{part}", mixture_name(config), expert.0)
+        }
+        _ => String::new(),
     }
 }
 
@@ -42,6 +93,8 @@ pub(crate) fn fused_module_name(layer: usize, group: LinearGroup) -> String {
         LinearGroup::O => "self_attn.o_proj",
         LinearGroup::GateUp => "mlp.gate_up_proj",
         LinearGroup::Down => "mlp.down_proj",
+        LinearGroup::ExpertGateUp(_) => "mlp.experts.gate_up_proj",
+        LinearGroup::ExpertDown(_) => "mlp.experts.down_proj",
         LinearGroup::Head => return "lm_head".to_owned(),
     };
     format!("model.layers.{layer}.{name}")

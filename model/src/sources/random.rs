@@ -18,8 +18,9 @@ use policy::random::Rng;
 use crate::{
     shape::{
         config::ModelConfig,
+        experts::ExpertPart,
         identity::{Identified, Identity},
-        layout::tensor_shape,
+        layout::{layer_targets, tensor_shape},
         source::{Target, Tensor, TensorId, WeightSource},
     },
     sources::hf_config::{HfConfig, HfConfigError},
@@ -94,9 +95,20 @@ impl RandomSource {
                 self.config.norms_updates() && is_layer(layer)
             }
             TensorId::Weight(layer, Target::LmHead) => layer == 0 && !self.config.tied_head,
-            TensorId::Weight(layer, _) => is_layer(layer),
-            TensorId::Bias(layer, target) => is_layer(layer) && self.biased.contains(&target),
+            TensorId::Weight(layer, target) => is_layer(layer) && self.has_target(layer, target),
+            TensorId::Bias(layer, target) => {
+                is_layer(layer) && self.biased.contains(&target) && self.has_target(layer, target)
+            }
+            TensorId::Router(layer) => is_layer(layer) && self.config.experts_of(layer).is_some(),
+            TensorId::Expert(layer, id, _) => {
+                let experts = self.config.experts_of(layer).filter(|_| is_layer(layer));
+                experts.is_some_and(|experts| usize::from(id.0) < experts.count)
+            }
         }
+    }
+
+    fn has_target(&self, layer: usize, target: Target) -> bool {
+        layer_targets(&self.config, layer).contains(&target)
     }
 
     /// Standard deviation of a tensor's numbers; `None` for a norm, which is 1 everywhere.
@@ -107,10 +119,10 @@ impl RandomSource {
             // A tied head is the embedding, too, and its logits are to be of the size of 1.
             TensorId::TokenEmbedding if self.config.tied_head => Some(kept),
             TensorId::TokenEmbedding => Some(1.0),
-            TensorId::Weight(_, Target::O | Target::Down) => {
+            TensorId::Weight(_, Target::O | Target::Down) | TensorId::Expert(_, _, ExpertPart::Down) => {
                 Some(kept / (2.0 * self.config.layers as f32).sqrt())
             }
-            TensorId::Weight(..) => Some(kept),
+            TensorId::Weight(..) | TensorId::Expert(..) | TensorId::Router(_) => Some(kept),
             TensorId::Bias(..) => Some(0.02),
             _ => None,
         }
@@ -223,6 +235,7 @@ mod tests {
             context_length: 64,
             sliding_window: None,
             traits: Traits::default(),
+            experts: None,
         }
     }
 

@@ -21,13 +21,14 @@ use kernels::TensorType;
 use crate::{
     shape::{
         config::ModelConfig,
-        layout::{self, BLOCK_TARGETS, LayoutError},
+        experts::{ExpertId, ExpertPart},
+        layout::{self, LayoutError, layer_targets},
         source::{Target, Tensor, TensorId, WeightSource},
     },
     sources::{
         fused::Place,
         hf_config::HfConfig,
-        hf_names::{module_name, place},
+        hf_names::{module_name, place, stacked_place},
         norms::{divided_norm, norm_and_one},
         quantization::Quantization,
         safetensors::{
@@ -50,6 +51,8 @@ pub struct SafetensorsSource {
     norms_less_one: bool,
     quantization: Option<Quantization>,
     shards: Shards,
+    /// The experts of a block lie in one tensor.
+    stacked: bool,
 }
 
 impl SafetensorsSource {
@@ -63,10 +66,23 @@ impl SafetensorsSource {
             HfConfig::parse(&json).map_err(|source| SafetensorsSourceError::Config { path, source })?;
         let others = if quantization.is_some() { OtherTypes::Listed } else { OtherTypes::Refused };
         let shards = Shards::open(directory, others)?;
-        let source =
-            Self { directory: directory.to_path_buf(), config, norms_less_one, quantization, shards };
+        let directory = directory.to_path_buf();
+        let mut source = Self { directory, config, norms_less_one, quantization, shards, stacked: false };
+        source.stacked = source.has_stacks();
         source.check_tensors(&biased)?;
         Ok(source)
+    }
+
+    /// Whether the first experts lie in one tensor.
+    fn has_stacks(&self) -> bool {
+        let first = (0..self.config.layers).find(|&layer| self.config.experts_of(layer).is_some());
+        let id = first.map(|layer| TensorId::Expert(layer, ExpertId(0), ExpertPart::Down));
+        id.is_some_and(|id| self.shards.tensor(&stacked_place(&self.config, id).tensor).is_some())
+    }
+
+    /// Where the files keep a tensor.
+    pub(crate) fn place(&self, id: TensorId) -> Place {
+        if self.stacked { stacked_place(&self.config, id) } else { place(&self.config, id) }
     }
 
     /// The parts of the linear layer at `place`, if it is quantized.
@@ -86,13 +102,13 @@ impl SafetensorsSource {
         let refuse = |source| SafetensorsSourceError::Layout { path: self.directory.clone(), source };
         let (mut matrices, mut known) = (Vec::new(), HashSet::new());
         for id in self.expected(biased) {
-            let place = place(&self.config, id);
+            let place = self.place(id);
             match self.parts(&place).map_err(refuse)? {
                 Some(_) => known.extend(part_names(&place)),
                 None => matrices.push((place.tensor, place.shape)),
             }
         }
-        let shape = |name: &str| self.shards.tensor(name)?.matrix_shape();
+        let shape = |name: &str| self.shape(name);
         layout::check_tensors(matrices.iter().cloned(), shape).map_err(refuse)?;
         known.extend(matrices.into_iter().map(|(name, _)| name));
         // Some models store a tied head once more; transformers ignores it too.
@@ -109,14 +125,25 @@ impl SafetensorsSource {
         }
     }
 
+    /// `[rows, cols]` of a tensor, those of all experts one below the other.
+    fn shape(&self, name: &str) -> Option<[usize; 2]> {
+        let stored = self.shards.tensor(name)?;
+        match (&*stored.shape, &self.config.experts) {
+            (&[depth, rows, cols], Some(experts)) if depth == experts.count => Some([depth * rows, cols]),
+            _ => stored.matrix_shape(),
+        }
+    }
+
     /// The tensors that there are to be. Quantized layers have a bias wherever their files have one.
     fn expected(&self, biased: &[Target]) -> Vec<TensorId> {
         let required: Vec<TensorId> = layout::required_tensors(&self.config, biased).collect();
         let is_stored = |id: &TensorId| {
-            self.quantization.is_some() && self.shards.tensor(&place(&self.config, *id).tensor).is_some()
+            self.quantization.is_some() && self.shards.tensor(&self.place(*id).tensor).is_some()
         };
         let biases = (0..self.config.layers)
-            .flat_map(|layer| BLOCK_TARGETS.map(|target| TensorId::Bias(layer, target)))
+            .flat_map(|layer| {
+                layer_targets(&self.config, layer).iter().map(move |&target| TensorId::Bias(layer, target))
+            })
             .filter(|id| is_stored(id) && !required.contains(id));
         required.iter().copied().chain(biases).collect()
     }
@@ -131,7 +158,7 @@ impl WeightSource for SafetensorsSource {
         if self.config.tied_head && id == TensorId::Weight(0, Target::LmHead) {
             return None;
         }
-        let place = place(&self.config, id);
+        let place = self.place(id);
         // They were checked when the files were opened.
         if let Some(parts) = self.parts(&place).ok().flatten() {
             return Some(parts.tensor(place.rows()));
@@ -148,14 +175,14 @@ impl WeightSource for SafetensorsSource {
     }
 
     fn kind(&self, id: TensorId) -> Option<TensorType> {
-        match self.parts(&place(&self.config, id)).ok().flatten() {
+        match self.parts(&self.place(id)).ok().flatten() {
             Some(parts) => Some(parts.kind()),
             None => self.tensor(id).map(|tensor| tensor.kind),
         }
     }
 
     fn release(&self, id: TensorId) {
-        let place = place(&self.config, id);
+        let place = self.place(id);
         self.shards.release(&place.tensor);
         part_names(&place).for_each(|part| self.shards.release(&part));
     }

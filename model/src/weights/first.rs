@@ -11,7 +11,7 @@ use crate::{
     adapter::DraftShape,
     cpu::Compute,
     precision::Precision,
-    shape::{config::ModelConfig, layout::LinearGroup, source::Target},
+    shape::{config::ModelConfig, layout::block_groups, source::Target},
     sites::{Site, SiteCall, SiteId},
     sources::hf_names::module_name,
     weights::{
@@ -72,8 +72,8 @@ impl Pieces {
 /// What of a base is in memory, to be shared.
 #[derive(Debug, Clone)]
 pub(crate) struct SharedLayers {
-    /// The first blocks, as many as are there; four sites each.
-    pub(crate) blocks: Vec<[Vec<Linear>; 4]>,
+    /// The first blocks, as many as are there: their sites.
+    pub(crate) blocks: Vec<Vec<Vec<Linear>>>,
     pub(crate) embedding: Option<Pieces>,
     pub(crate) head: Option<Pieces>,
 }
@@ -109,8 +109,8 @@ impl FirstLayers {
             }
         };
         let sites = blocks.iter().flatten().cloned().chain([head]).collect();
-        let (sites, config) = (SiteWeights::new(sites, Some(wanted)), shape.config(base));
-        Ok(Self { sites, embedding, config, own_bytes })
+        let config = shape.config(base);
+        Ok(Self { sites: SiteWeights::new(sites, Some(&config)), embedding, config, own_bytes })
     }
 }
 
@@ -156,7 +156,6 @@ impl HostLayers for FirstLayers {
 }
 
 /// The sites of a block, in the order of a pass.
-pub(crate) fn block_sites(blocks: usize, block: usize) -> [SiteId; 4] {
-    let groups = [LinearGroup::Qkv, LinearGroup::O, LinearGroup::GateUp, LinearGroup::Down];
-    groups.map(|group| SiteId::of(blocks, block, group))
+pub(crate) fn block_sites(config: &ModelConfig, block: usize) -> impl Iterator<Item = SiteId> {
+    block_groups(config, block).map(move |group| SiteId::of(config, block, group))
 }

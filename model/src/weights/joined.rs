@@ -56,7 +56,7 @@ impl<L: HostLayers> BaseLayers<Compute> for JoinedLayers<'_, L> {
         x: &mut Activations,
         out: &mut Vec<f32>,
     ) -> Result<(), L::Error> {
-        let site = SiteId::of(self.layers.config().layers, layer, group);
+        let site = SiteId::of(self.layers.config(), layer, group);
         let call = SiteCall { site, part: None, op: SiteOp::Forward, path: self.path };
         self.company.before_site(site, &mut LentSites { layers: &mut *self.layers, compute: &mut *device });
         let own = x.rows();

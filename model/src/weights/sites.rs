@@ -10,6 +10,10 @@ use kernels::{
 use crate::{
     cpu::Compute,
     precision::Precision,
+    shape::{
+        config::ModelConfig,
+        layout::{LinearGroup, model_groups},
+    },
     sites::{Site, SiteCall, SiteId, SiteOp, SitePart, SitePath},
     weights::ring,
 };
@@ -31,21 +35,24 @@ pub struct SiteWeights {
     sites: Vec<Site>,
     /// The linear layers of each site.
     layers: Vec<Vec<Linear>>,
-    blocks: Option<usize>,
+    /// What the sites are of a known architecture; empty of another.
+    groups: Vec<LinearGroup>,
 }
 
 impl SiteWeights {
     /// Takes the linear layers of each site; those of a site have the same input. Of a known architecture they are the groups of
-    /// so many `blocks`.
-    pub(crate) fn new(layers: Vec<Vec<Linear>>, blocks: Option<usize>) -> Self {
+    /// a model of this shape.
+    pub(crate) fn new(layers: Vec<Vec<Linear>>, config: Option<&ModelConfig>) -> Self {
+        let groups: Vec<LinearGroup> =
+            config.into_iter().flat_map(model_groups).map(|(_, group)| group).collect();
         let mut sites: Vec<_> = layers.iter().map(|layers| site(layers)).collect();
-        Precision::default().apply(&mut sites, blocks);
-        Self { sites, layers, blocks }
+        Precision::default().apply(&mut sites, &groups);
+        Self { sites, layers, groups }
     }
 
     /// Computes with `precision` from now on.
     pub(crate) fn set_precision(&mut self, precision: Precision) {
-        precision.apply(&mut self.sites, self.blocks);
+        precision.apply(&mut self.sites, &self.groups);
     }
 
     /// Gives every site a ring path whose weights have one, and commits to these: once all weights are read and hashed. For those who

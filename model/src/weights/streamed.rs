@@ -40,18 +40,19 @@ use crate::{
     precision::Precision,
     shape::{
         config::ModelConfig,
-        layout::{LinearGroup, group_targets},
-        source::{TensorId, WeightSource},
+        experts::{ExpertId, ExpertPart},
+        layout::{LinearGroup, group_weights, model_groups},
+        source::WeightSource,
     },
     sites::{Site, SiteCall, SiteId, SiteOp, SitePart},
-    sources::hf_names::module_name,
+    sources::hf_names::linear_name,
     sweep::SweepFigures,
     weights::{
         first::{Pieces, SharedLayers, block_sites},
         host::{HostLayers, Meanwhile},
         packing::Told,
         sites::{Linear, evaluate},
-        tensors::{WeightsError, read_vector},
+        tensors::{WeightsError, read_bias},
     },
 };
 
@@ -110,6 +111,8 @@ pub enum StreamError {
 #[derive(Debug)]
 pub struct StreamedLayers {
     sites: Vec<Site>,
+    /// What the sites are.
+    groups: Vec<LinearGroup>,
     /// Biases of the linear layers of each site.
     biases: Vec<Vec<Option<Vec<f32>>>>,
     config: ModelConfig,
@@ -150,21 +153,22 @@ impl StreamedLayers {
         };
         let config = source.config().clone();
         let (mut sites, biases) = sites(source, &file)?;
-        Precision::default().apply(&mut sites, Some(config.layers));
-        Ok(Self { sites, biases, config, file, pinned, window, figures, bytes: plan.bytes })
+        let groups: Vec<LinearGroup> = model_groups(&config).map(|(_, group)| group).collect();
+        Precision::default().apply(&mut sites, &groups);
+        Ok(Self { sites, groups, biases, config, file, pinned, window, figures, bytes: plan.bytes })
     }
 
     /// What is pinned, to be shared: the first blocks, as far as no other is missing between them, and the head, which is the token
     /// embedding too where a model ties them. No other embedding is in memory.
     pub(crate) fn shared(&self) -> SharedLayers {
-        let layers = self.file.layout().blocks;
+        let (layers, config) = (self.file.layout().blocks, &self.config);
         let pinned = |floor: &Option<Vec<PackedMatrix>>| {
             Some(floor.as_ref()?.iter().cloned().map(Arc::new).collect::<Vec<_>>())
         };
         let blocks = self.pinned[..layers].iter().map_while(pinned).enumerate();
-        let blocks =
-            blocks.map(|(block, matrices)| {
-                block_sites(layers, block).map(|site| {
+        let blocks = blocks.map(|(block, matrices)| {
+            let sites =
+                block_sites(config, block).map(|site| {
                     let (parts, (_, own)) = (&self.sites[site.0 as usize].parts, self.place(site));
                     let biases = &self.biases[site.0 as usize];
                     let linear =
@@ -172,8 +176,9 @@ impl StreamedLayers {
                             Linear { name: part.name.clone(), matrix: Arc::clone(matrix), bias: bias.clone() }
                         };
                     parts.iter().zip(&matrices[own]).zip(biases).map(linear).collect()
-                })
-            });
+                });
+            sites.collect()
+        });
         let head: Option<Vec<_>> = self.pinned[layers..].iter().map(pinned).collect();
         let head = head.and_then(|pieces| Pieces::new(pieces.into_iter().flatten().collect()));
         let embedding = head.clone().filter(|_| self.config.tied_head);
@@ -183,17 +188,20 @@ impl StreamedLayers {
     /// Floors of a site, and which of a floor's matrices are its own.
     fn place(&self, site: SiteId) -> (Range<usize>, Range<usize>) {
         let blocks = self.file.layout().blocks;
-        let (layer, group) = site.group(blocks).expect("the site exists");
+        let (layer, group) = site.group(&self.config).expect("the site exists");
         if group == LinearGroup::Head {
             return (blocks..self.pinned.len(), 0..1);
         }
-        let own = match group {
-            LinearGroup::Qkv => 0..3,
-            LinearGroup::O => 3..4,
-            LinearGroup::GateUp => 4..6,
-            LinearGroup::Down | LinearGroup::Head => 6..7,
+        let of_expert = |id: ExpertId| 4 + ExpertPart::ALL.len() * usize::from(id.0);
+        let first = match group {
+            LinearGroup::Qkv | LinearGroup::Head => 0,
+            LinearGroup::O => 3,
+            LinearGroup::GateUp => 4,
+            LinearGroup::Down => 6,
+            LinearGroup::ExpertGateUp(id) => of_expert(id),
+            LinearGroup::ExpertDown(id) => of_expert(id) + 2,
         };
-        (layer..layer + 1, own)
+        (layer..layer + 1, first..first + self.sites[site.0 as usize].parts.len())
     }
 }
 
@@ -226,7 +234,7 @@ impl HostLayers for StreamedLayers {
     }
 
     fn set_precision(&mut self, precision: Precision) {
-        precision.apply(&mut self.sites, Some(self.config.layers));
+        precision.apply(&mut self.sites, &self.groups);
     }
 
     fn bytes(&self) -> usize {
@@ -350,23 +358,21 @@ type Biases = Vec<Vec<Option<Vec<f32>>>>;
 
 /// The sites of a model, and their biases.
 fn sites(source: &dyn WeightSource, file: &PackedFile) -> Result<(Vec<Site>, Biases), WeightsError> {
-    let groups = [LinearGroup::Qkv, LinearGroup::O, LinearGroup::GateUp, LinearGroup::Down];
-    let layers = file.layout().blocks;
-    let blocks = (0..layers).flat_map(|layer| groups.map(|group| (layer, group)));
+    let config = source.config();
     let (mut sites, mut biases, mut matrix) = (Vec::new(), Vec::new(), 0);
-    for (layer, group) in blocks.chain([(0, LinearGroup::Head)]) {
+    for (layer, group) in model_groups(config) {
         if group == LinearGroup::Head {
             matrix = file.layout().matrices.len() - 1;
         }
         let (mut parts, mut of_site) = (Vec::new(), Vec::new());
         let (mut columns, mut is_exact) = (0, true);
-        for (target, _) in group_targets(source.config(), group) {
+        for id in group_weights(layer, group) {
             let form = file.form(matrix);
-            let bias = match group == LinearGroup::Head && source.config().tied_head {
+            let bias = match group == LinearGroup::Head && config.tied_head {
                 true => None,
-                false => read_vector(source, TensorId::Bias(layer, target), form.rows())?,
+                false => read_bias(source, id, form.rows())?,
             };
-            let (name, has_bias) = (module_name(layer, target), bias.is_some());
+            let (name, has_bias) = (linear_name(config, id), bias.is_some());
             parts.push(SitePart { name, rows: form.rows(), has_bias });
             of_site.push(bias);
             (columns, is_exact, matrix) = (form.columns(), is_exact && form.is_exact(), matrix + 1);

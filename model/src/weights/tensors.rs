@@ -1,11 +1,13 @@
 //! Single tensors of a model, read from its files and compared with what its configuration implies.
 
-use kernels::{Arena, PackError, PackedMatrix, quant::dequantize_row};
+use std::sync::Arc;
+
+use kernels::{Arena, PackError, PackedMatrix, TensorType, quant::dequantize_row};
 
 use crate::{
-    forward::Norms,
+    forward::{Frame, Norms},
     shape::{
-        layout::tensor_shape,
+        layout::{router, tensor_shape},
         source::{Tensor, TensorId, WeightSource},
     },
 };
@@ -76,6 +78,40 @@ pub(crate) fn read_vector(
     let mut values = vec![0.0; length];
     dequantize_row(tensor.kind, &tensor.data, &mut values);
     Ok(Some(values))
+}
+
+/// The bias of the layer whose weights `id` are, if it has one. Experts have none.
+pub(crate) fn read_bias(
+    source: &dyn WeightSource,
+    id: TensorId,
+    length: usize,
+) -> Result<Option<Vec<f32>>, WeightsError> {
+    match id {
+        TensorId::Weight(layer, target) => read_vector(source, TensorId::Bias(layer, target), length),
+        _ => Ok(None),
+    }
+}
+
+/// Reads what a pass needs of a model besides its linear layers.
+///
+/// # Errors
+///
+/// Something is missing, or has another shape than the configuration implies.
+pub(crate) fn load_frame(source: &dyn WeightSource) -> Result<Frame, WeightsError> {
+    let config = source.config().clone();
+    let routers = (0..config.layers).map(|layer| load_router(source, layer)).collect::<Result<_, _>>()?;
+    Ok(Frame::new(config, load_norms(source)?, routers))
+}
+
+/// Reads and packs the router of a block, if it has experts: in 32 bits, however it is stored.
+fn load_router(source: &dyn WeightSource, layer: usize) -> Result<Option<Arc<PackedMatrix>>, WeightsError> {
+    let Some(id) = router(source.config(), layer) else { return Ok(None) };
+    let Tensor { kind, rows, cols, data } = read_matrix(source, id)?;
+    let mut values = vec![0.0; rows * cols];
+    dequantize_row(kind, &data, &mut values);
+    let bytes: Vec<u8> = values.into_iter().flat_map(f32::to_le_bytes).collect();
+    let matrix = PackedMatrix::pack(TensorType::F32, &bytes, rows, cols);
+    matrix.map(|matrix| Some(Arc::new(matrix))).map_err(|source| WeightsError::Pack { id, source })
 }
 
 /// Reads the norms of a model.

@@ -202,6 +202,7 @@ pub fn tiny() -> ModelConfig {
         context_length: 128,
         sliding_window: None,
         traits: model::shape::config::Traits::default(),
+        experts: None,
     }
 }
 

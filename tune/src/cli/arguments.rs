@@ -86,7 +86,7 @@ pub(super) struct RunArguments {
     dropout: f64,
     /// Linear layers that get a part, as q_proj,v_proj [default: all in a block; for ia3 k_proj,v_proj,down_proj]
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
-    targets: Vec<Module>,
+    pub(super) targets: Vec<Module>,
     /// Virtual tokens of a prefix [default: 16]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=512))]
     virtual_tokens: Option<u32>,

@@ -7,7 +7,8 @@ use client::{
 use model::{adapter::AdapterError, backward::TrainError};
 
 use crate::{
-    checkpoint::CheckpointError, data::DataError, job::JobError, learn::LearnError, peft::WriteError,
+    adapter::Module, checkpoint::CheckpointError, data::DataError, job::JobError, learn::LearnError,
+    peft::WriteError,
 };
 
 /// Why there is no adapter.
@@ -27,6 +28,9 @@ pub(super) enum TunerError {
         "an activated LoRA cannot be trained further here, for it would be trained on all of each text; train it with PEFT"
     )]
     Activated,
+    /// A layer is to learn that the model does not have.
+    #[error("this model has no {0}: nothing learns in the experts of a mixture; leave it out of --targets")]
+    NoTarget(Module),
     /// There is no going on from the checkpoint, or nowhere to put one.
     #[error("{}", with_causes(.0))]
     Checkpoint(#[from] CheckpointError),
@@ -60,7 +64,9 @@ impl TunerError {
             Self::Data(DataError::Read { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
                 Exit::NotFound
             }
-            Self::Data(_) | Self::Usage(_) | Self::Adapter(_) | Self::Activated => Exit::Usage,
+            Self::Data(_) | Self::Usage(_) | Self::Adapter(_) | Self::Activated | Self::NoTarget(_) => {
+                Exit::Usage
+            }
             Self::Checkpoint(CheckpointError::Other { .. } | CheckpointError::Broken { .. }) => Exit::Usage,
             Self::Checkpoint(CheckpointError::InUse(_)) => Exit::Unavailable,
             Self::Learn(error) | Self::Job(JobError::Learn(error)) => of_learning(error),

@@ -123,7 +123,11 @@ pub(super) fn run(arguments: &RunArguments) -> Result<End, TunerError> {
 
 fn beginning(arguments: &RunArguments, config: &ModelConfig) -> Result<Beginning, TunerError> {
     let Some(from) = &arguments.from else {
-        let shape = arguments.shape()?;
+        let asked = arguments.shape()?;
+        if let Some(module) = asked.missing_on(config).filter(|_| !arguments.targets.is_empty()) {
+            return Err(TunerError::NoTarget(module));
+        }
+        let shape = asked.on(config);
         let method = shape.start(config, arguments.seed());
         let options = if arguments.is_draft() { peft::draft_options } else { peft::options };
         let options = options(&shape, arguments.dropout(), config);

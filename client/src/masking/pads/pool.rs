@@ -164,7 +164,8 @@ impl Pool {
     ) -> Result<(), PoolError> {
         let left = self.left(site, direction);
         let Some(at) = self.index(site, direction).filter(|_| left >= rows) else {
-            let name = crate::masking::site_name(site, self.shapes.len());
+            let shapes = self.shapes.iter().map(|shape| [shape.columns as usize, shape.outputs as usize]);
+            let name = crate::masking::site_name(site, &shapes.collect::<Vec<_>>());
             return Err(PoolError::Empty {
                 site: format!("{name}, {}", word(direction)),
                 left,

@@ -64,7 +64,12 @@ fn context(facts: &Value, files: &Value) -> Option<String> {
 
 fn layers(files: &Value) -> Option<String> {
     let (layers, width) = (files["layers"].as_u64()?, files["hidden_size"].as_u64()?);
-    Some(format!("{layers} of width {width}, feed-forward {}", files["intermediate_size"]))
+    let experts = &files["experts"];
+    let feed_forward = match (experts["count"].as_u64(), experts["chosen"].as_u64()) {
+        (Some(count), Some(chosen)) => format!("{chosen} of {count} experts of width {}", experts["width"]),
+        _ => format!("feed-forward {}", files["intermediate_size"]),
+    };
+    Some(format!("{layers} of width {width}, {feed_forward}"))
 }
 
 fn heads(files: &Value) -> Option<String> {
@@ -175,6 +180,9 @@ mod tests {
             "sampling: top_k 3",
         ];
         assert_eq!(lines(&files), expected);
+        let mut mixture = files.clone();
+        mixture["experts"] = json!({"count": 8, "chosen": 2, "width": 768});
+        assert!(lines(&mixture).contains(&"layers: 30 of width 576, 2 of 8 experts of width 768".to_owned()));
         let served = json!({"id": "smol", "parent": null, "max_model_len": 4096, "files": files});
         assert_eq!(lines(&served)[0], "served as: smol");
         assert!(lines(&served).contains(&"context: 4096 tokens served, of 8192".to_owned()));

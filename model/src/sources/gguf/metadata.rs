@@ -5,7 +5,10 @@ use kernels::TensorType;
 
 use super::{GgufSourceError, ROPE_FACTORS, ROPE_SHORT_FACTORS};
 use crate::{
-    shape::config::{ModelConfig, Rope, RopeScaling, Traits},
+    shape::{
+        config::{ModelConfig, Rope, RopeScaling, Traits},
+        experts::Experts,
+    },
     sources::{family::Family, gemma, others},
 };
 
@@ -13,6 +16,11 @@ use crate::{
 const WINDOW: &str = "attention.sliding_window";
 const SCORE_CAP: &str = "attn_logit_softcapping";
 const LOGIT_CAP: &str = "final_logit_softcapping";
+const FEED_FORWARD: &str = "feed_forward_length";
+const EXPERTS: &str = "expert_count";
+
+/// What llama.cpp calls a router that sends rows by a softmax.
+const GATED_BY_SOFTMAX: usize = 1;
 
 /// What of longrope is used.
 struct Longrope {
@@ -40,7 +48,11 @@ impl<'a> Reader<'a> {
             path: path(),
             what: format!("the architecture \"{}\"", prefix.escape_debug()),
         })?;
-        Ok(Self { file, prefix, family })
+        let mut reader = Self { file, prefix, family };
+        if family == Family::Llama && reader.count(EXPERTS)?.is_some_and(|count| count > 0) {
+            reader.family = Family::Mixtral;
+        }
+        Ok(reader)
     }
 
     fn key(&self, name: &str) -> String {
@@ -76,9 +88,7 @@ impl<'a> Reader<'a> {
                 self.unsupported("a model split over several files (llama-gguf-split --merge joins them)")
             );
         }
-        if self.count("expert_count")?.unwrap_or(0) > 0 {
-            return Err(self.unsupported("a mixture of experts"));
-        }
+        self.refuse_experts()?;
         for cap in [SCORE_CAP, LOGIT_CAP] {
             if self.family != Family::Gemma2 && self.number(cap)?.is_some_and(|cap| cap > 0.0) {
                 return Err(self.unsupported(format!("`{}`", self.key(cap))));
@@ -94,6 +104,52 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
+    /// Refuses experts where the family has none, and routers that do not send rows by a softmax alone.
+    fn refuse_experts(&self) -> Result<(), GgufSourceError> {
+        if !self.family.has_experts() && self.count(EXPERTS)?.unwrap_or(0) > 0 {
+            return Err(
+                self.unsupported(format!("a mixture of experts of the architecture \"{}\"", self.prefix))
+            );
+        }
+        let usual = [
+            ("expert_shared_count", 0),
+            ("expert_group_count", 1),
+            ("leading_dense_block_count", 0),
+            ("expert_gating_func", GATED_BY_SOFTMAX),
+        ];
+        for (name, most) in usual {
+            if self.count(name)?.is_some_and(|count| count > most) {
+                return Err(self.unsupported(format!("`{}`", self.key(name))));
+            }
+        }
+        const SCALE: &str = "expert_weights_scale";
+        // llama.cpp takes 0 for none.
+        match self.number(SCALE)?.filter(|scale| ![0.0, 1.0].contains(scale)) {
+            Some(_) => Err(self.unsupported(format!("`{}`", self.key(SCALE)))),
+            None => Ok(()),
+        }
+    }
+
+    /// The experts, which all blocks have.
+    fn experts(&self) -> Result<Option<Experts>, GgufSourceError> {
+        if !self.family.has_experts() {
+            return Ok(None);
+        }
+        let width = match self.count("expert_feed_forward_length")? {
+            None if self.family == Family::Mixtral => self.required(FEED_FORWARD)?,
+            None => return Err(self.missing(self.key("expert_feed_forward_length"))),
+            Some(width) => width,
+        };
+        Ok(Some(Experts {
+            count: self.required(EXPERTS)?,
+            chosen: self.required("expert_used_count")?,
+            width,
+            // llama.cpp does so with both families, where a file does not say otherwise.
+            normalized: self.file.bool(&self.key("expert_weights_norm"))?.unwrap_or(true),
+            dense_layers: Vec::new(),
+        }))
+    }
+
     pub(super) fn config(&self) -> Result<ModelConfig, GgufSourceError> {
         let embedding = self.file.tensor("token_embd.weight");
         let hidden_size = self.required("embedding_length")?;
@@ -106,7 +162,7 @@ impl<'a> Reader<'a> {
             architecture: self.prefix.to_owned(),
             vocab_size: embedding.ok_or_else(|| self.missing("token_embd.weight".to_owned()))?.rows(),
             hidden_size,
-            intermediate_size: self.required("feed_forward_length")?,
+            intermediate_size: self.required(FEED_FORWARD)?,
             layers,
             heads,
             kv_heads: self.count("attention.head_count_kv")?.unwrap_or(heads),
@@ -142,6 +198,7 @@ impl<'a> Reader<'a> {
                 Family::Gemma3 => self.gemma3(hidden_size, heads, layers)?,
                 _ => Traits::default(),
             },
+            experts: self.experts()?,
         })
     }
 

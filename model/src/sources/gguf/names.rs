@@ -3,6 +3,7 @@
 use crate::{
     shape::{
         config::ModelConfig,
+        experts::ExpertPart,
         layout::LinearGroup,
         source::{Target, TensorId},
     },
@@ -11,7 +12,17 @@ use crate::{
 
 /// Where a file keeps a tensor of a model.
 pub(super) fn place(config: &ModelConfig, id: TensorId) -> Place {
-    Place::of(config, id, || tensor_name(id), fused_name)
+    match (id, &config.experts) {
+        (TensorId::Expert(_, expert, part), Some(experts)) => {
+            let group = match part {
+                ExpertPart::Gate | ExpertPart::Up => LinearGroup::ExpertGateUp(expert),
+                ExpertPart::Down => LinearGroup::ExpertDown(expert),
+            };
+            let nth = (usize::from(expert.0), experts.count);
+            Place::stacked(config, (id, group), tensor_name(id), nth)
+        }
+        _ => Place::of(config, id, || tensor_name(id), fused_name),
+    }
 }
 
 /// What GGUF files call the linear layer that is all of a group.
@@ -22,6 +33,8 @@ pub(crate) fn fused_name(layer: usize, group: LinearGroup) -> String {
         // Both halves of it.
         LinearGroup::GateUp => "ffn_up",
         LinearGroup::Down => "ffn_down",
+        LinearGroup::ExpertGateUp(_) => "ffn_up_exps",
+        LinearGroup::ExpertDown(_) => "ffn_down_exps",
         LinearGroup::Head => return "output".to_owned(),
     };
     format!("blk.{layer}.{name}")
@@ -40,6 +53,11 @@ pub(crate) fn tensor_name(id: TensorId) -> String {
         TensorId::KeyNorm(layer) => format!("blk.{layer}.attn_k_norm.weight"),
         TensorId::Weight(layer, target) => format!("{}.weight", linear_name(layer, target)),
         TensorId::Bias(layer, target) => format!("{}.bias", linear_name(layer, target)),
+        TensorId::Router(layer) => format!("blk.{layer}.ffn_gate_inp.weight"),
+        // One for all experts.
+        TensorId::Expert(layer, _, ExpertPart::Gate) => format!("blk.{layer}.ffn_gate_exps.weight"),
+        TensorId::Expert(layer, _, ExpertPart::Up) => format!("blk.{layer}.ffn_up_exps.weight"),
+        TensorId::Expert(layer, _, ExpertPart::Down) => format!("blk.{layer}.ffn_down_exps.weight"),
     }
 }
 

@@ -54,6 +54,14 @@ pub(super) struct Raw {
     /// Of so many layers one attends to everything.
     #[serde(alias = "_sliding_window_pattern")]
     pub(super) sliding_window_pattern: Option<usize>,
+    /// Of mixtures: Mixtral's name and Qwen's, which transformers 5 writes as Mixtral's.
+    pub(super) num_local_experts: Option<usize>,
+    pub(super) num_experts: Option<usize>,
+    pub(super) num_experts_per_tok: Option<usize>,
+    pub(super) moe_intermediate_size: Option<usize>,
+    pub(super) norm_topk_prob: Option<bool>,
+    pub(super) decoder_sparse_step: Option<usize>,
+    pub(super) mlp_only_layers: Option<Vec<usize>>,
     pub(super) quantization_config: Option<Value>,
 }
 

@@ -18,7 +18,12 @@ impl Raw {
         [hidden_size, head_dim, layers]: [usize; 3],
     ) -> Result<Traits, HfConfigError> {
         Ok(match family {
-            Family::Llama | Family::Mistral | Family::Qwen2 | Family::Qwen3 => Traits::default(),
+            Family::Llama
+            | Family::Mistral
+            | Family::Mixtral
+            | Family::Qwen2
+            | Family::Qwen3
+            | Family::Qwen3Moe => Traits::default(),
             Family::Granite => self.granite(),
             Family::Olmo2 => others::olmo2(),
             Family::Phi3 => self.phi3(head_dim),
@@ -106,8 +111,8 @@ impl Raw {
         let window = match family {
             Family::Llama | Family::Granite | Family::Olmo2 => return Ok(None),
             Family::Gemma2 | Family::Gemma3 => return Ok(Some(self.sliding_window.unwrap_or(4096))),
-            Family::Mistral | Family::Phi3 => self.sliding_window,
-            Family::Qwen2 | Family::Qwen3 => {
+            Family::Mistral | Family::Mixtral | Family::Phi3 => self.sliding_window,
+            Family::Qwen2 | Family::Qwen3 | Family::Qwen3Moe => {
                 self.sliding_window.filter(|_| self.use_sliding_window == Some(true))
             }
         };
@@ -120,9 +125,11 @@ impl Raw {
                 _ => Err(unsupported("layer_types", "full and sliding attention mixed")),
             };
         }
-        // Qwen slides from this layer on.
+        // Qwen slides from this layer on, but for its mixtures.
         match (family, self.max_window_layers) {
-            (Family::Mistral | Family::Phi3, _) | (_, Some(0)) => Ok(Some(window)),
+            (Family::Mistral | Family::Mixtral | Family::Phi3 | Family::Qwen3Moe, _) | (_, Some(0)) => {
+                Ok(Some(window))
+            }
             (_, Some(first)) if first >= layers => Ok(None),
             (_, first) => Err(unsupported("max_window_layers", first)),
         }

@@ -23,6 +23,7 @@ use super::layout::{
 use crate::{
     shape::source::WeightSource,
     weights::{
+        elements,
         packing::{Told, pack_all},
         tensors::{WeightsError, read_matrix},
     },
@@ -336,7 +337,7 @@ fn make(
     let new = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&beside);
     let new = new.map_err(failed("create"))?;
     new.set_len(layout.end).map_err(failed("size"))?;
-    let elements = |stored: &Stored| stored.job.elements(source.config());
+    let elements = |stored: &Stored| elements(source.config(), stored.id);
     let packed = pack_all(&layout.matrices, elements, threads, told, |_, stored| {
         pack(source, stored, &new).map_err(|error| match error {
             NotPacked::Weights(error) => MakeError::Weights(error),
@@ -365,7 +366,7 @@ fn pack(
     stored: &Stored,
     file: &File,
 ) -> Result<(f32, Vec<blake3::Hash>), NotPacked> {
-    let id = stored.job.weight();
+    let id = stored.id;
     let tensor = read_matrix(source, id).map_err(NotPacked::Weights)?;
     let form = PackedForm::of(tensor.kind, &tensor.data, tensor.rows, tensor.cols)
         .map_err(|source| NotPacked::Weights(WeightsError::Pack { id, source }))?;

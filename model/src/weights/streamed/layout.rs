@@ -15,10 +15,10 @@ use kernels::{PackedForm, TensorType};
 use crate::{
     shape::{
         config::ModelConfig,
-        layout::{BLOCK_TARGETS, tensor_shape},
-        source::{Target, WeightSource},
+        layout::{block_weights, tensor_shape},
+        source::{Target, TensorId, WeightSource},
     },
-    weights::{Job, tensors::WeightsError},
+    weights::tensors::WeightsError,
 };
 
 /// What matrices begin at a multiple of, and reads that bypass the page cache.
@@ -33,7 +33,7 @@ pub(super) const GRAIN_ROWS: usize = PackedForm::CUT_ROWS;
 /// A matrix of the file, all but its unit known.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Stored {
-    pub(super) job: Job,
+    pub(super) id: TensorId,
     kind: TensorType,
     /// With a unit of 1.
     form: PackedForm,
@@ -113,7 +113,7 @@ pub(super) struct Layout {
     pub(super) floors: Vec<Floor>,
     /// How many floors are blocks.
     pub(super) blocks: usize,
-    /// Which matrix the token embedding is.
+    /// Which matrix the token embedding is: the first behind those of blocks.
     pub(super) embedding: usize,
     /// Rows of each piece of the head, the last of which may have fewer.
     pub(super) head_rows: usize,
@@ -128,10 +128,15 @@ impl Layout {
     /// A tensor is missing.
     pub(super) fn of(source: &dyn WeightSource) -> Result<Self, WeightsError> {
         let config = source.config();
-        let block = |layer| BLOCK_TARGETS.map(|target| Job::Linear(layer, target));
-        let head = (!config.tied_head).then_some(Job::Linear(0, Target::LmHead));
-        let jobs = (0..config.layers).flat_map(block).chain([Job::Embedding]).chain(head);
-        let stored = jobs.map(|job| stored(source, config, job));
+        let mut firsts = vec![0];
+        let mut ids = Vec::new();
+        for layer in 0..config.layers {
+            ids.extend(block_weights(config, layer));
+            firsts.push(ids.len());
+        }
+        let head = (!config.tied_head).then_some(TensorId::Weight(0, Target::LmHead));
+        let ids = ids.into_iter().chain([TensorId::TokenEmbedding]).chain(head);
+        let stored = ids.map(|id| stored(source, config, id));
         let mut matrices = stored.collect::<Result<Vec<Stored>, WeightsError>>()?;
         let table: usize = matrices.iter().map(Stored::table_bytes).sum();
         let mut end = (HEADER_BYTES + table).next_multiple_of(PAGE_BYTES) as u64;
@@ -139,9 +144,9 @@ impl Layout {
             matrix.at = end;
             end = pages_of(&matrix.range(&(0..matrix.rows()))).end;
         }
-        let blocks = config.layers;
-        let embedding = blocks * BLOCK_TARGETS.len();
-        let mut floors: Vec<Floor> = (0..blocks).map(|layer| block_floor(&matrices, layer)).collect();
+        let (blocks, embedding) = (config.layers, firsts[config.layers]);
+        let of_block = firsts.windows(2).map(|ends| ends[0]..ends[1]);
+        let mut floors: Vec<Floor> = of_block.map(|own| block_floor(&matrices, own)).collect();
         let largest = floors.iter().map(Floor::bytes).max().unwrap_or(0);
         let head = matrices.len() - 1;
         // Its ends may lie within pages.
@@ -180,19 +185,17 @@ impl Layout {
     }
 }
 
-fn stored(source: &dyn WeightSource, config: &ModelConfig, job: Job) -> Result<Stored, WeightsError> {
-    let id = job.weight();
+fn stored(source: &dyn WeightSource, config: &ModelConfig, id: TensorId) -> Result<Stored, WeightsError> {
     let kind = source.kind(id).ok_or(WeightsError::Missing(id))?;
     let [rows, columns] = tensor_shape(config, id);
     let form = PackedForm::known(kind, rows, columns, 1.0).ok_or(WeightsError::Missing(id))?;
-    Ok(Stored { job, kind, form, at: 0 })
+    Ok(Stored { id, kind, form, at: 0 })
 }
 
-fn block_floor(matrices: &[Stored], layer: usize) -> Floor {
-    let first = layer * BLOCK_TARGETS.len();
-    let of_block = first..first + BLOCK_TARGETS.len();
-    let parts = of_block.clone().map(|matrix| Part { matrix, rows: 0..matrices[matrix].rows() }).collect();
-    let last = &matrices[of_block.end - 1];
-    let pages = pages_of(&(matrices[first].at..last.range(&(0..last.rows())).end));
+/// The floor of a block that has these matrices.
+fn block_floor(matrices: &[Stored], own: Range<usize>) -> Floor {
+    let (first, last) = (&matrices[own.start], &matrices[own.end - 1]);
+    let pages = pages_of(&(first.at..last.range(&(0..last.rows())).end));
+    let parts = own.map(|matrix| Part { matrix, rows: 0..matrices[matrix].rows() }).collect();
     Floor { parts, pages }
 }

@@ -1,0 +1,153 @@
+//! Back through a mixture of experts, in which nothing learns: to the gradient at what the router and the experts were given.
+//!
+//! Nothing of a mixture is noted on the way forward. Which experts a row takes, and what these have in their middle, is computed once
+//! more from the residual stream, to the same bits. With `y = Σ_e w_e · down_e(m_e)` over the experts `e` that a row takes, and `g` the
+//! gradient at `y`:
+//!
+//! ```text
+//! d_e = g · W_down,e      gradient at m_e: w_e d_e        gradient at w_e: d_e · m_e
+//! ```
+//!
+//! so that no expert's output is needed. What a row gets is summed by the numbers of its experts, the router's share last.
+
+use kernels::{
+    Activations, LinearPart, SumFrom, backward::elementwise::gate_mul_gradient, elementwise::gate_mul,
+    linear_transposed,
+};
+
+use super::{error::TrainError, pass::Reverse, place::Place, tape::LayerNotes};
+use crate::{
+    cpu::{
+        Compute,
+        experts::{add_rows, take_some},
+    },
+    forward::{LinearGroup, NormSite, ReverseLayers, Routing, Taken},
+    shape::experts::Experts,
+};
+
+/// Rows as a linear layer takes them.
+fn rows(values: &[f32], width: usize) -> Activations {
+    let mut rows = Activations::default();
+    rows.reshape(0, width);
+    rows.append(values);
+    rows
+}
+
+/// Some rows of a matrix.
+fn some(from: &[f32], taken: Taken<'_>, width: usize) -> Activations {
+    let mut some = Activations::default();
+    some.reshape(taken.rows.len(), width);
+    take_some(from, taken.rows, width, some.values_mut());
+    some
+}
+
+impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
+    /// Back through the mixture of a block, and the norm before it. Returns false if nothing below learns.
+    pub(super) fn mixture(
+        &mut self,
+        layer: usize,
+        experts: &Experts,
+        notes: &LayerNotes,
+    ) -> Result<bool, TrainError<B::Error>> {
+        if !self.goes_below(Place::of(layer, LinearGroup::GateUp)) {
+            return Ok(false);
+        }
+        let hidden = self.model.config.hidden_size;
+        self.outputs_of_residual(NormSite::FeedForwardUpdate(layer), &notes.updates[1]);
+        let mut x = std::mem::take(&mut self.room.x);
+        self.normed(NormSite::FeedForward(layer), &notes.middle, &mut x);
+        let normed = rows(&x, hidden);
+        self.room.x = x;
+        let probabilities = self.device.probabilities(self.model, layer, &normed);
+        let mut routing = Routing::default();
+        routing.sort(&probabilities, experts);
+        let mut of_weights = vec![0.0; probabilities.len()];
+        let mut sums = vec![0.0; normed.values().len()];
+        for nth in 0..routing.experts() {
+            let taken = routing.taken(nth);
+            let gradient = self.expert(layer, experts.width, taken, &normed, &mut of_weights)?;
+            add_rows(&gradient, taken.rows, hidden, &mut sums);
+        }
+        let of_logits = logit_gradients(&routing, &probabilities, &of_weights, experts);
+        self.through_router(layer, &of_logits, &mut sums);
+        self.room.inputs = sums;
+        self.through_norm(NormSite::FeedForward(layer), &notes.middle);
+        Ok(true)
+    }
+
+    /// The gradient at what an expert was given, from that at the rows' updates, `room.outputs`; the gradients at its weights go to
+    /// `of_weights`, `[rows, experts]`.
+    fn expert(
+        &mut self,
+        layer: usize,
+        width: usize,
+        taken: Taken<'_>,
+        normed: &Activations,
+        of_weights: &mut [f32],
+    ) -> Result<Vec<f32>, TrainError<B::Error>> {
+        let (gate, hidden, count) =
+            (self.model.config.traits.gate, self.model.config.hidden_size, taken.rows.len());
+        let (up, down) = (LinearGroup::ExpertGateUp(taken.expert), LinearGroup::ExpertDown(taken.expert));
+        let mut gate_up = vec![0.0; 2 * count * width];
+        let x = &mut some(normed.values(), taken, hidden);
+        self.base.linear(self.device, layer, up, x, &mut gate_up).map_err(TrainError::Base)?;
+        let g = &mut some(self.room.outputs.values(), taken, hidden);
+        let mut of_middle = vec![0.0; count * width];
+        let back = self.base.linear_transposed(self.device, layer, down, g, &mut of_middle);
+        back.map_err(TrainError::Base)?;
+        let Compute { pool, isa } = &mut *self.device;
+        let mut middle = vec![0.0; count * width];
+        gate_mul(pool, *isa, gate, &gate_up, width, &mut middle);
+        let experts = of_weights.len() * hidden / normed.values().len();
+        for (nth, (&row, &weight)) in taken.rows.iter().zip(taken.weights).enumerate() {
+            let own = nth * width..(nth + 1) * width;
+            let (of_middle, middle) = (&mut of_middle[own.clone()], &middle[own]);
+            let product: f32 = of_middle.iter().zip(middle).map(|(g, value)| g * value).sum();
+            of_weights[row as usize * experts + usize::from(taken.expert.0)] = product;
+            of_middle.iter_mut().for_each(|g| *g *= weight);
+        }
+        let mut of_gate_up = Activations::default();
+        of_gate_up.reshape(count, 2 * width);
+        gate_mul_gradient(pool, *isa, gate, &gate_up, &of_middle, width, of_gate_up.values_mut());
+        let mut gradient = vec![0.0; count * hidden];
+        let back = self.base.linear_transposed(self.device, layer, up, &mut of_gate_up, &mut gradient);
+        back.map_err(TrainError::Base)?;
+        Ok(gradient)
+    }
+
+    /// Adds to `sums` what the router's inputs get of the gradient at its logits.
+    fn through_router(&mut self, layer: usize, of_logits: &[f32], sums: &mut [f32]) {
+        let (router, experts) = self.model.router(layer).expect("a block with experts has a router");
+        let part = LinearPart { matrix: router, bias: None, column: 0 };
+        let (Compute { pool, isa }, rows) = (&mut *self.device, of_logits.len() / experts.count);
+        let mut gradient = vec![0.0; sums.len()];
+        let out = &mut gradient;
+        linear_transposed(pool, *isa, of_logits, rows, experts.count, &[part], SumFrom::Zero, out);
+        sums.iter_mut().zip(&gradient).for_each(|(sum, g)| *sum += g);
+    }
+}
+
+/// The gradient at a router's logits, from that at the weights of the experts that rows take.
+fn logit_gradients(
+    routing: &Routing,
+    probabilities: &[f32],
+    of_weights: &[f32],
+    experts: &Experts,
+) -> Vec<f32> {
+    let mut weights = vec![0.0; probabilities.len()];
+    for nth in 0..routing.experts() {
+        let Taken { expert, rows, weights: of_rows } = routing.taken(nth);
+        for (&row, &weight) in rows.iter().zip(of_rows) {
+            weights[row as usize * experts.count + usize::from(expert.0)] = weight;
+        }
+    }
+    // Of weights that were made to add up to 1 the other experts' probabilities have gone.
+    let shares = if experts.normalized { &weights[..] } else { probabilities };
+    let mut gradients = Vec::with_capacity(weights.len());
+    let of_rows = of_weights.chunks_exact(experts.count).zip(weights.chunks_exact(experts.count));
+    for ((of_weights, weights), shares) in of_rows.zip(shares.chunks_exact(experts.count)) {
+        let mean: f32 = of_weights.iter().zip(weights).map(|(g, weight)| g * weight).sum();
+        gradients.extend(of_weights.iter().zip(shares).map(|(g, share)| share * (g - mean)));
+    }
+    gradients
+}

@@ -1,0 +1,118 @@
+//! Rows on their way to experts and back, on the device.
+//!
+//! What a router says is multiplied on the device, in 32 bits, and read by the host, which sorts the rows: how many each expert takes
+//! decides what is launched. So a pass of a mixture waits once in each block, and is not recorded.
+
+use kernels::{
+    Isa, Pool, TensorType,
+    cuda::{
+        CudaError, DeviceVec, Matrix, Stream,
+        linear::{LinearPart, Workspace, linear},
+        norm::add_copy,
+        rows::{add_weighted, gather},
+        weight::Weight,
+    },
+    elementwise::softmax_in_place,
+    lora::NumberKind,
+};
+
+use crate::{
+    forward::{Frame, Routing, Taken},
+    shape::experts::Experts,
+};
+
+/// What rows are sorted and summed with.
+#[derive(Debug)]
+pub(super) struct DeviceExperts {
+    /// Of each block that has experts.
+    routers: Vec<Option<Weight>>,
+    workspace: Workspace,
+    /// What a router is given, and what it says.
+    exact: Matrix,
+    logits: Matrix,
+    /// Rows as they were, which are not needed.
+    spare: Matrix,
+    /// The host's.
+    probabilities: Vec<f32>,
+    pool: Pool,
+    /// Rows of an expert, and their weights.
+    rows: DeviceVec<u32>,
+    weights: DeviceVec<f32>,
+}
+
+impl DeviceExperts {
+    /// Brings the routers of a model to the device.
+    pub(super) fn new(stream: &Stream, model: &Frame, kind: NumberKind) -> Result<Self, CudaError> {
+        let cuda = stream.cuda();
+        let router = |layer| {
+            let Some((router, _)) = model.router(layer) else { return Ok(None) };
+            let (rows, columns) = (router.rows(), router.columns());
+            let mut values = vec![0.0; rows * columns];
+            values.chunks_exact_mut(columns).enumerate().for_each(|(row, out)| router.read_row(row, out));
+            let bytes: Vec<u8> = values.into_iter().flat_map(f32::to_le_bytes).collect();
+            Weight::upload(stream, TensorType::F32, &bytes, rows, columns).map(Some)
+        };
+        Ok(Self {
+            routers: (0..model.config.layers).map(router).collect::<Result<_, CudaError>>()?,
+            workspace: Workspace::new(cuda, None),
+            exact: Matrix::new(cuda, NumberKind::F32)?,
+            logits: Matrix::new(cuda, NumberKind::F32)?,
+            spare: Matrix::new(cuda, kind)?,
+            probabilities: Vec::new(),
+            pool: Pool::new(&[]).expect("a pool of the calling thread starts none"),
+            rows: DeviceVec::new(cuda, 0)?,
+            weights: DeviceVec::new(cuda, 0)?,
+        })
+    }
+
+    /// Sorts the rows of `normed` by the experts of `layer` that they take.
+    pub(super) fn route(
+        &mut self,
+        stream: &Stream,
+        layer: usize,
+        experts: &Experts,
+        normed: &Matrix,
+        routing: &mut Routing,
+    ) -> Result<(), CudaError> {
+        let router = self.routers[layer].as_ref().expect("a block with experts has a router");
+        let (rows, width) = (normed.rows(), normed.width());
+        // The rows in 32 bits: nothing, and these added to it.
+        self.exact.reshape(rows, width)?;
+        self.exact.clear(stream)?;
+        self.spare.reshape(rows, width)?;
+        add_copy(stream, &mut self.exact, Some(normed), &mut self.spare)?;
+        self.logits.reshape(rows, experts.count)?;
+        let part = LinearPart { weight: router, bias: None, column: 0 };
+        linear(stream, &mut self.workspace, &self.exact, &[part], &mut self.logits)?;
+        self.probabilities.resize(rows * experts.count, 0.0);
+        self.logits.download(stream, 0, &mut self.probabilities)?;
+        softmax_in_place(&mut self.pool, Isa::best(), &mut self.probabilities, experts.count);
+        routing.sort(&self.probabilities, experts);
+        Ok(())
+    }
+
+    /// `out` = the rows of `from` that `rows` names.
+    pub(super) fn take_some(
+        &mut self,
+        stream: &Stream,
+        from: &Matrix,
+        rows: &[u32],
+        out: &mut Matrix,
+    ) -> Result<(), CudaError> {
+        stream.write(rows, &mut self.rows)?;
+        gather(stream, from, &self.rows, rows.len(), out)
+    }
+
+    /// Adds what an expert gave to the sums of its rows, each times its weight.
+    pub(super) fn add_weighted(
+        &mut self,
+        stream: &Stream,
+        from: &Matrix,
+        taken: Taken<'_>,
+        sums: &mut Matrix,
+    ) -> Result<(), CudaError> {
+        stream.write(taken.rows, &mut self.rows)?;
+        stream.write(taken.weights, &mut self.weights)?;
+        add_weighted(stream, from, &self.rows, &self.weights, sums)
+    }
+}

@@ -1,0 +1,153 @@
+//! Which rows of a batch each expert takes, and how much its answer counts for them.
+//!
+//! The rows are sorted by expert, no row is padded, and an expert that no row takes is not asked. Experts follow each other by their
+//! numbers, and within one the rows keep their order: what experts give a row is summed by the numbers of the experts, as transformers
+//! does, and so a row's bits depend neither on the rows beside it nor on threads.
+
+use std::ops::Range;
+
+use crate::shape::experts::{ExpertId, Experts};
+
+/// See the module. Kept between passes.
+#[derive(Debug, Default)]
+pub struct Routing {
+    /// Rows of the batch.
+    count: usize,
+    /// Rows, sorted by their expert.
+    rows: Vec<u32>,
+    /// How much the expert counts for each of them.
+    weights: Vec<f32>,
+    /// The experts that rows take, ascending, and where theirs are.
+    taken: Vec<(ExpertId, Range<usize>)>,
+    choices: Vec<Choice>,
+}
+
+/// An expert that a row takes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Choice {
+    expert: ExpertId,
+    weight: f32,
+    row: u32,
+}
+
+/// What an expert takes of a batch.
+#[derive(Debug, Clone, Copy)]
+pub struct Taken<'a> {
+    /// The expert.
+    pub expert: ExpertId,
+    /// Its rows, ascending.
+    pub rows: &'a [u32],
+    /// How much it counts for each of them.
+    pub weights: &'a [f32],
+}
+
+impl Routing {
+    /// Sorts the rows whose probabilities for each expert these are, `[rows, experts]`.
+    pub(crate) fn sort(&mut self, probabilities: &[f32], experts: &Experts) {
+        self.choices.clear();
+        self.count = probabilities.len() / experts.count;
+        for (row, probabilities) in (0..).zip(probabilities.chunks_exact(experts.count)) {
+            choose(row, probabilities, experts, &mut self.choices);
+        }
+        self.choices.sort_unstable_by_key(|choice| (choice.expert, choice.row));
+        self.rows.clear();
+        self.rows.extend(self.choices.iter().map(|choice| choice.row));
+        self.weights.clear();
+        self.weights.extend(self.choices.iter().map(|choice| choice.weight));
+        self.taken.clear();
+        let mut first = 0;
+        for of_expert in self.choices.chunk_by(|one, other| one.expert == other.expert) {
+            let behind = first + of_expert.len();
+            self.taken.push((of_expert[0].expert, first..behind));
+            first = behind;
+        }
+    }
+
+    /// How many rows there are.
+    pub(crate) fn rows(&self) -> usize {
+        self.count
+    }
+
+    /// How many experts there are that rows take.
+    pub(crate) fn experts(&self) -> usize {
+        self.taken.len()
+    }
+
+    /// What the `nth` of these takes.
+    pub(crate) fn taken(&self, nth: usize) -> Taken<'_> {
+        let (expert, own) = &self.taken[nth];
+        Taken { expert: *expert, rows: &self.rows[own.clone()], weights: &self.weights[own.clone()] }
+    }
+}
+
+/// Appends the experts that a row takes: the most probable, and of equals the first.
+fn choose(row: u32, probabilities: &[f32], experts: &Experts, choices: &mut Vec<Choice>) {
+    let first = choices.len();
+    for _ in 0..experts.chosen {
+        let is_free = |expert: &ExpertId| choices[first..].iter().all(|choice| choice.expert != *expert);
+        let of = |expert: ExpertId| probabilities[usize::from(expert.0)];
+        // What is no number is never greater: a broken row takes its first experts.
+        let better = |best: ExpertId, other: ExpertId| if of(other) > of(best) { other } else { best };
+        let Some(expert) = experts.ids().filter(is_free).reduce(better) else { break };
+        choices.push(Choice { expert, weight: of(expert), row });
+    }
+    if experts.normalized {
+        let chosen = &mut choices[first..];
+        // The most probable first.
+        let sum: f32 = chosen.iter().map(|choice| choice.weight).sum();
+        chosen.iter_mut().for_each(|choice| choice.weight /= sum);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn experts(chosen: usize, normalized: bool) -> Experts {
+        Experts { count: 4, chosen, width: 1, normalized, dense_layers: Vec::new() }
+    }
+
+    fn sorted(probabilities: &[f32], experts: &Experts) -> Vec<(u16, Vec<u32>, Vec<f32>)> {
+        let mut routing = Routing::default();
+        // What was there before is gone.
+        routing.sort(&[0.7, 0.1, 0.1, 0.1].repeat(5), experts);
+        routing.sort(probabilities, experts);
+        let taken = |nth| {
+            let Taken { expert, rows, weights } = routing.taken(nth);
+            (expert.0, rows.to_vec(), weights.to_vec())
+        };
+        (0..routing.experts()).map(taken).collect()
+    }
+
+    #[test]
+    fn rows_are_sorted_by_expert_and_keep_their_order_there() {
+        let probabilities = [0.1, 0.2, 0.3, 0.4, 0.5, 0.2, 0.2, 0.1, 0.25, 0.05, 0.1, 0.6];
+        let expected = vec![
+            (0, vec![1, 2], vec![0.5, 0.25]),
+            (1, vec![1], vec![0.2]),
+            (2, vec![0], vec![0.3]),
+            (3, vec![0, 2], vec![0.4, 0.6]),
+        ];
+        assert_eq!(sorted(&probabilities, &experts(2, false)), expected);
+    }
+
+    #[test]
+    fn of_equals_the_first_is_taken() {
+        let taken = sorted(&[0.25; 4], &experts(2, false));
+        assert_eq!(taken, [(0, vec![0], vec![0.25]), (1, vec![0], vec![0.25])]);
+        let taken = sorted(&[0.1, 0.4, 0.1, 0.4], &experts(1, false));
+        assert_eq!(taken, [(1, vec![0], vec![0.4])]);
+    }
+
+    #[test]
+    fn weights_add_up_to_one_where_the_model_says_so() {
+        let taken = sorted(&[0.125, 0.5, 0.25, 0.125], &experts(2, true));
+        assert_eq!(taken, [(1, vec![0], vec![0.5 / 0.75]), (2, vec![0], vec![0.25 / 0.75])]);
+    }
+
+    #[test]
+    fn a_row_without_numbers_takes_as_many_experts_as_any() {
+        let taken = sorted(&[f32::NAN; 4], &experts(3, true));
+        assert_eq!(taken.iter().map(|(expert, ..)| *expert).collect::<Vec<_>>(), [0, 1, 2]);
+    }
+}
