@@ -14,7 +14,6 @@ use client::{
     masking::{
         Direction, Mask, Masking, Place,
         pads::{Pads, maker::Maker, pool::Pool},
-        shares::Second,
         verify::Verifier,
     },
     session::Session,
@@ -25,17 +24,12 @@ use model::{site_model::SiteModel, sites::SiteId};
 use shmproto::layer::{Class, Dtype, Path as SitePath};
 use support::{
     bits, committed_executor, golden, real_model,
-    ring::{Ringed, maker, pads, pool, ring_executor},
+    ring::{RING, Ringed, maker, pads, pool, ring_executor, shares},
     sampling, settings, split_logits, split_over, tiny, tokens,
     training::{learn, remote_trainer},
 };
 
-const OFF: Masking = Masking::Off { path: SitePath::Ring };
 const MODELS: [&str; 3] = ["llama-tied", "qwen2-bias", "mistral-window"];
-
-fn shares(second: impl Connect + 'static) -> Masking {
-    Masking::Shares(Arc::new(Second { connector: Arc::new(second), settings: settings() }))
-}
 
 fn verified(path: &Path, masking: Masking) -> Masking {
     let verifier = Verifier::new(&mut Ringed::new(path).0, &mut |_, _| {}).unwrap();
@@ -45,8 +39,8 @@ fn verified(path: &Path, masking: Masking) -> Masking {
 /// The modes that are exact, all of them checked but the first.
 fn modes(path: &Path, directory: &Path) -> [Masking; 4] {
     [
-        OFF,
-        verified(path, OFF),
+        RING,
+        verified(path, RING),
         verified(path, shares(ring_executor(path))),
         verified(path, Masking::Pads(pads(path, directory))),
     ]
@@ -89,7 +83,7 @@ fn an_executors_ring_path_is_the_one_that_is_written_down_for_these_tests() {
     for name in MODELS {
         let path = tiny(name);
         let mut logits = [ring_executor(&path), committed_executor(&path)].map(|executor| {
-            let mut model = split_over(Box::new(executor), &path, OFF);
+            let mut model = split_over(Box::new(executor), &path, RING);
             let prompt = tokens(19, model.config().vocab_size);
             bits(&split_logits(&mut model, &prompt, None))
         });
@@ -120,7 +114,7 @@ fn the_real_model_says_the_same_with_shares_and_pads_that_are_checked_as_without
     let second = shares(committed_executor(&path));
     let checked = |masking| Masking::Verified(Box::new(masking), Arc::clone(&verifier));
     let mut expected = None;
-    for masking in [OFF, checked(OFF), checked(second), checked(pads)] {
+    for masking in [RING, checked(RING), checked(second), checked(pads)] {
         let mut model = split_over(Box::new(executor.clone()), &path, masking.clone());
         let vocabulary = model.config().vocab_size;
         let prompt = tokens(15, vocabulary);
@@ -204,7 +198,7 @@ fn a_bit_that_is_turned_in_an_answer_is_seen_in_every_mode_and_named() {
             let second = verified(&path, shares(liar()));
             let error = Scene::new(ring_executor(&path), &second).call(1, direction, 2).unwrap_err();
             assert!(matches!(&error, CallError::Wrong { site } if site == "site 1 (layer 0 o)"), "{error}");
-            let error = Scene::new(liar(), &verified(&path, OFF)).call(4, direction, 1).unwrap_err();
+            let error = Scene::new(liar(), &verified(&path, RING)).call(4, direction, 1).unwrap_err();
             assert!(error.to_string().contains("site 4 (layer 1 q, k, v)"), "{error}");
         }
     }
@@ -212,6 +206,30 @@ fn a_bit_that_is_turned_in_an_answer_is_seen_in_every_mode_and_named() {
     let mut scene = Scene::new(lying(&path, |count, answer| answer[3] ^= u64::from(count == 1)), &masking);
     assert!(scene.call(0, Direction::Forward, 3).is_ok());
     assert!(matches!(scene.call(0, Direction::Forward, 3), Err(CallError::Wrong { .. })));
+}
+
+/// Numbers that look random and are always the same.
+fn random(state: &mut u64) -> u64 {
+    *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+    *state >> 33
+}
+
+#[test]
+fn of_ten_thousand_answers_the_one_with_a_turned_bit_is_seen_and_no_other() {
+    let (path, mut state) = (tiny("llama-tied"), 7);
+    for _ in 0..3 {
+        let [at, number, bit] = [10_000, 1 << 20, 64].map(|below| random(&mut state) % below);
+        let liar = lying(&path, move |count, answer| {
+            let number = usize::try_from(number).unwrap() % answer.len();
+            answer[number] ^= u64::from(count as u64 == at) << bit;
+        });
+        let mut scene = Scene::new(liar, &verified(&path, RING));
+        for count in 0..10_000 {
+            let answer = scene.call(1, Direction::Forward, 1);
+            let is_seen = matches!(answer, Err(CallError::Wrong { .. }));
+            assert_eq!(is_seen, count == at, "answer {count}, bit {bit}: {answer:?}");
+        }
+    }
 }
 
 #[test]
@@ -232,7 +250,7 @@ fn an_executor_that_answers_with_old_rows_is_seen() {
 #[test]
 fn without_verification_a_lie_passes_and_so_do_lies_about_nothing_exact() {
     let path = tiny("llama-tied");
-    let mut scene = Scene::new(lying(&path, |_, answer| answer[0] ^= 1 << 20), &OFF);
+    let mut scene = Scene::new(lying(&path, |_, answer| answer[0] ^= 1 << 20), &RING);
     assert!(scene.call(0, Direction::Forward, 1).is_ok());
     let linear = verified(&path, Masking::Off { path: SitePath::Linear });
     assert!(matches!(refused(ring_executor(&path), &linear), CallError::Masking(_)));
@@ -247,7 +265,7 @@ fn executors_that_are_one_or_have_other_weights_are_refused() {
     let other = base.with_another_weight(5).executor(is_exact);
     let error = refused(executor.clone(), &shares(other.clone()));
     assert!(matches!(&error, CallError::OtherWeights { site } if site == "site 5 (layer 1 o)"), "{error}");
-    assert!(matches!(refused(other.clone(), &verified(&path, OFF)), CallError::OtherWeights { .. }));
+    assert!(matches!(refused(other.clone(), &verified(&path, RING)), CallError::OtherWeights { .. }));
     let directory = tempfile::tempdir().unwrap();
     let of_another = Masking::Pads(Pads::new(pool(&path, directory.path()), None));
     assert!(matches!(refused(other, &of_another), CallError::Pads(_)));
@@ -256,17 +274,17 @@ fn executors_that_are_one_or_have_other_weights_are_refused() {
 #[test]
 fn a_base_without_a_ring_path_and_rows_that_would_be_rounded_are_refused() {
     let path = tiny("llama-tied");
-    let error = refused(support::executor(&path), &OFF);
+    let error = refused(support::executor(&path), &RING);
     assert!(matches!(error, CallError::NoRing { site: 0 }), "{error}");
     let rounding = client::session::Settings { dtype: Dtype::Bf16, ..settings() };
     let mut session = Session::open(Box::new(ring_executor(&path)), rounding).unwrap();
-    assert!(matches!(OFF.prepare(&mut session, &mut |_, _| {}), Err(CallError::Masking(_))));
+    assert!(matches!(RING.prepare(&mut session, &mut |_, _| {}), Err(CallError::Masking(_))));
 }
 
 #[test]
 fn a_row_that_is_no_number_is_an_error_that_names_it() {
     let path = tiny("llama-tied");
-    let mut scene = Scene::new(ring_executor(&path), &OFF);
+    let mut scene = Scene::new(ring_executor(&path), &RING);
     let width = scene.session.catalog().sites[0].columns as usize;
     let outputs: usize = scene.session.catalog().sites[0].parts.iter().map(|part| part.rows as usize).sum();
     let mut x = vec![1.0; 3 * width];

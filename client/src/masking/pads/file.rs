@@ -76,6 +76,7 @@ impl PadFile {
         }
         let at = number * Self::pad_bytes(self.width);
         let written = self.file.write_all_at(&bytes, at).and_then(|()| self.file.sync_data());
+        failpoint::pass("client.pads_written");
         written.map_err(|source| PoolError::io(&self.path, source))
     }
 
@@ -89,7 +90,9 @@ impl PadFile {
         if self.check(number, body) != check {
             return Err(PoolError::corrupt(&self.path, "a pad does not fit its hash"));
         }
+        failpoint::pass("client.pad_read");
         self.erase(number * pad_bytes, pad_bytes)?;
+        failpoint::pass("client.pad_erased");
         let (key, effect) = body.split_at(KEY_BYTES);
         let key = <&[u8; KEY_BYTES]>::try_from(key)
             .map_err(|_| PoolError::corrupt(&self.path, "a pad without a key"))?;
