@@ -1,14 +1,23 @@
 //! The places where a test may make this process die, stop or wait: see the crate `failpoint`.
 
-/// All of them.
+/// Those that every client passes.
 pub const FAILPOINTS: &[&str] =
     &["client.session_opened", "client.before_call", "client.call_waits", "client.after_call"];
+
+/// Those of pads: who makes some passes the first three, who uses some the others and those of the note.
+pub const PAD_FAILPOINTS: &[&str] = &[
+    "client.pads_written",
+    "client.pads_before_note",
+    "client.pads_noted",
+    "client.pad_read",
+    "client.pad_erased",
+];
 
 #[cfg(test)]
 mod tests {
     use std::{collections::BTreeSet, fs, path::Path};
 
-    use super::FAILPOINTS;
+    use super::{FAILPOINTS, PAD_FAILPOINTS};
 
     /// Every name that a call of `failpoint` mentions in a source file below `folder`.
     fn mentioned(folder: &Path, found: &mut BTreeSet<String>) {
@@ -24,9 +33,9 @@ mod tests {
     }
 
     #[test]
-    fn the_table_of_failpoints_names_what_is_in_the_source_and_nothing_else() {
+    fn the_tables_of_failpoints_name_what_is_in_the_source_and_nothing_else() {
         let mut found = BTreeSet::new();
         mentioned(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut found);
-        assert_eq!(found, FAILPOINTS.iter().map(|&name| name.to_owned()).collect());
+        assert_eq!(found, [FAILPOINTS, PAD_FAILPOINTS].concat().into_iter().map(str::to_owned).collect());
     }
 }

@@ -45,4 +45,4 @@ pub mod split_model;
 pub mod text;
 pub mod transport;
 
-pub use self::failpoints::FAILPOINTS;
+pub use self::failpoints::{FAILPOINTS, PAD_FAILPOINTS};

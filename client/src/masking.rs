@@ -21,6 +21,8 @@
 //! - [`verify`]: whether answers are true
 
 mod fixed_point;
+#[cfg(test)]
+mod golden;
 pub mod pads;
 mod paper;
 mod ring;

@@ -6,16 +6,13 @@ mod support;
 use std::{convert::Infallible, ops::ControlFlow, path::Path, thread, time::Duration};
 
 use client::{
-    drafts::{Drafted, Effort, Guesser},
-    generate::{Finish, Generated, Task},
+    drafts::{Drafted, Effort},
+    generate::{Finish, Task},
     split_model::{OwnAdapter, SplitModel, SplitOptions},
     text::Text,
 };
 use files::{model_files::ModelFiles, token_list::TokenList};
-use model::{
-    resident::KvDtype,
-    sampling::{SamplingParams, SamplingRequest},
-};
+use model::resident::KvDtype;
 use model_draft::open::{DraftError, DraftOptions, by_model};
 use speculation::{
     baseline::Rule,
@@ -26,8 +23,11 @@ use speculation::{
     tree::{MAX_NODES, NodeId, TokenTree},
 };
 use support::{
-    OFF, example_adapter, executor, far::Far, generate, golden, real_model, split, split_of, split_over,
-    tiny, tokens,
+    OFF, example_adapter, executor,
+    far::Far,
+    generate, golden,
+    planted::{Planted, drafted, samplings},
+    real_model, split, split_of, split_over, tiny, tokens,
 };
 
 /// As many guesses as there are rows for, whatever time they take here: what is worth it is another test's question.
@@ -43,36 +43,7 @@ fn eager(path: &Path) -> SplitModel {
     )
 }
 
-/// A draft that knows the answer and hides it: the truth is the first, second or no guess, by turns.
-struct Planted {
-    answer: Vec<u32>,
-    said: usize,
-    vocab_size: u32,
-}
-
-impl Draft for Planted {
-    type Error = Infallible;
-
-    fn accept(&mut self, tokens: &[u32]) -> Result<(), Infallible> {
-        assert_eq!(tokens, &self.answer[self.said..][..tokens.len()], "the target's own tokens, in order");
-        self.said += tokens.len();
-        Ok(())
-    }
-
-    fn guesses(&mut self, tree: &TokenTree, at: Option<NodeId>) -> Result<Vec<Guess>, Infallible> {
-        let place = self.said + tree.depth(at);
-        let truth = self.answer.get(place).copied().unwrap_or(0);
-        let wrong = (truth + 1 + place as u32) % self.vocab_size;
-        let guesses = match place % 7 {
-            2 | 5 => vec![(wrong, 0.5), (truth, 0.49)],
-            6 => vec![(wrong, 0.9)],
-            _ => vec![(truth, 0.9), (wrong, 0.09)],
-        };
-        Ok(guesses.into_iter().map(|(token, probability)| Guess { token, probability }).collect())
-    }
-}
-
-/// The same, who takes a while for each guess.
+/// A draft that takes a while for each guess.
 struct Slow(Planted);
 
 impl Draft for Slow {
@@ -94,29 +65,6 @@ impl Draft for Slow {
 
 fn far(path: &Path, round_trip: Duration) -> Box<Far> {
     Box::new(Far { executor: executor(path), round_trip })
-}
-
-fn drafted(
-    model: &mut SplitModel,
-    task: &Task,
-    adapter: Option<&OwnAdapter>,
-    guesser: Guesser<'_>,
-) -> Generated {
-    model.generate_drafted(task, adapter, guesser, &mut |_| ControlFlow::Continue(())).unwrap()
-}
-
-/// Greedy, and three seeds, one of them with penalties, which count what was said before.
-fn samplings(vocab_size: usize) -> Vec<SamplingParams> {
-    let greedy = SamplingRequest { temperature: 0.0, ..SamplingRequest::default() };
-    let seeded = |seed| SamplingRequest { temperature: 0.8, seed, ..SamplingRequest::default() };
-    let penalized = SamplingRequest {
-        repetition_penalty: 1.3,
-        presence_penalty: 0.4,
-        frequency_penalty: 0.2,
-        ..seeded(3)
-    };
-    let params = |request| SamplingParams::new(request, vocab_size).unwrap();
-    [greedy, seeded(1), seeded(2), penalized].map(params).into()
 }
 
 fn adapter(model: &SplitModel) -> OwnAdapter {
@@ -144,8 +92,7 @@ fn drafted_answers_are_those_of_plain_decoding_token_for_token() {
                     stop_tokens: Vec::new(),
                 };
                 let expected = generate(&mut plain, &task, of_plain);
-                let mut planted =
-                    Planted { answer: expected.tokens.clone(), said: 0, vocab_size: vocab_size as u32 };
+                let mut planted = Planted::new(&expected.tokens, vocab_size);
                 let found = drafted(&mut model, &task, of_model, &mut planted);
                 assert_eq!(
                     (&found.tokens, found.finish),
@@ -178,7 +125,7 @@ fn what_is_kept_of_a_drafted_answer_serves_the_next_prompt() {
             stop_tokens: Vec::new(),
         };
         let expected = generate(&mut plain, &task, None);
-        let mut planted = Planted { answer: expected.tokens.clone(), said: 0, vocab_size: vocab_size as u32 };
+        let mut planted = Planted::new(&expected.tokens, vocab_size);
         let found = drafted(&mut model, &task, None, &mut planted);
         assert_eq!(found.tokens, expected.tokens);
         assert_eq!(found.cached_tokens, expected.cached_tokens, "as much is kept");
@@ -204,7 +151,7 @@ fn branches_that_find_no_blocks_are_not_verified_and_nothing_else_changes() {
     };
     let mut model = split_of(Box::new(executor(&tiny("llama-tied"))), &tiny("llama-tied"), &options);
     for _ in 0..3 {
-        let mut planted = Planted { answer: expected.tokens.clone(), said: 0, vocab_size: vocab_size as u32 };
+        let mut planted = Planted::new(&expected.tokens, vocab_size);
         assert_eq!(drafted(&mut model, &task, None, &mut planted).tokens, expected.tokens);
     }
 }
@@ -219,17 +166,17 @@ fn an_answer_that_ends_among_accepted_tokens_ends_there() {
     for stop in [5, 11, 12, 23] {
         let task = Task { stop_tokens: vec![answer[stop]], ..free.clone() };
         let expected = generate(&mut plain, &task, None);
-        let mut planted = Planted { answer: answer.clone(), said: 0, vocab_size: vocab_size as u32 };
+        let mut planted = Planted::new(&answer, vocab_size);
         let found = drafted(&mut eager(&tiny("llama-tied")), &task, None, &mut planted);
         assert_eq!((found.tokens, found.finish), (expected.tokens, Finish::Stop));
     }
     for length in 1..12 {
         let task = Task { max_tokens: length, ..free.clone() };
-        let mut planted = Planted { answer: answer.clone(), said: 0, vocab_size: vocab_size as u32 };
+        let mut planted = Planted::new(&answer, vocab_size);
         let found = drafted(&mut plain, &task, None, &mut planted);
         assert_eq!((&found.tokens[..], found.finish), (&answer[..length], Finish::Length));
     }
-    let mut planted = Planted { answer: answer.clone(), said: 0, vocab_size: vocab_size as u32 };
+    let mut planted = Planted::new(&answer, vocab_size);
     let mut heard = 0;
     let found = plain.generate_drafted(&free, None, &mut planted, &mut |_| {
         heard += 1;
@@ -255,7 +202,7 @@ fn whatever_decides_how_much_is_verified_the_answer_is_the_same() {
         let options =
             SplitOptions { effort: Effort::Compared(rule), kv_bytes: 32 << 20, ..SplitOptions::default() };
         let mut model = split_of(Box::new(executor(&tiny("llama-tied"))), &tiny("llama-tied"), &options);
-        let mut planted = Planted { answer: expected.clone(), said: 0, vocab_size: vocab_size as u32 };
+        let mut planted = Planted::new(&expected, vocab_size);
         let found = drafted(&mut model, &task, None, &mut planted);
         assert_eq!(found.tokens, expected, "{rule:?}");
         let Drafted { trees, nodes, accepted, threshold, .. } = found.drafted;
@@ -273,7 +220,7 @@ fn a_draft_that_takes_time_goes_on_while_the_network_is_waited_for() {
     for sampling in samplings(vocab_size).into_iter().step_by(3) {
         let task = Task { prompt: tokens(13, vocab_size), sampling, max_tokens: 24, stop_tokens: Vec::new() };
         let expected = generate(&mut plain, &task, None).tokens;
-        let slow = || Slow(Planted { answer: expected.clone(), said: 0, vocab_size: vocab_size as u32 });
+        let slow = || Slow(Planted::new(&expected, vocab_size));
         for effort in [Effort::Worth, Effort::Compared(Rule::Nodes(4))] {
             let options = SplitOptions { effort, kv_bytes: 32 << 20, ..SplitOptions::default() };
             let mut model = split_of(far(&path, Duration::from_millis(3)), &path, &options);
@@ -300,7 +247,7 @@ fn nothing_is_guessed_behind_the_last_token() {
     let sampling = samplings(vocab_size).remove(0);
     let task = Task { prompt: tokens(13, vocab_size), sampling, max_tokens: 1, stop_tokens: Vec::new() };
     let answer = generate(&mut model, &task, None).tokens;
-    let mut slow = Slow(Planted { answer: answer.clone(), said: 0, vocab_size: vocab_size as u32 });
+    let mut slow = Slow(Planted::new(&answer, vocab_size));
     let found = drafted(&mut model, &task, None, &mut slow);
     assert_eq!((found.tokens, found.drafted), (answer, Drafted::default()));
 }

@@ -14,7 +14,6 @@ use client::{
     masking::{
         Cover, Direction, Exact, Mask, Masking, Place,
         pads::{Pads, maker::Maker, pool::Pool},
-        shares::Second,
         verify::Verifier,
     },
     session::Session,
@@ -25,17 +24,12 @@ use model::{site_model::SiteModel, sites::SiteId};
 use shmproto::layer::{Class, Dtype, Path as SitePath};
 use support::{
     bits, committed_executor, golden, real_model,
-    ring::{Ringed, maker, pads, pool, ring_executor},
+    ring::{RING, Ringed, maker, pads, pool, ring_executor, shares},
     sampling, settings, split_logits, split_over, tiny, tokens,
     training::{learn, remote_trainer},
 };
 
-const OFF: Masking = Masking::Off { path: SitePath::Ring };
 const MODELS: [&str; 3] = ["llama-tied", "qwen2-bias", "mistral-window"];
-
-fn shares(second: impl Connect + 'static) -> Cover {
-    Cover::Shares(Arc::new(Second { connector: Arc::new(second), settings: settings() }))
-}
 
 fn verified(path: &Path, cover: Cover) -> Masking {
     let verifier = Verifier::new(&mut Ringed::new(path).0, &mut |_, _| {}).unwrap();
@@ -49,7 +43,7 @@ fn modes(path: &Path, directory: &Path) -> [Masking; 4] {
         masking => masking,
     };
     [
-        OFF,
+        RING,
         verified(path, Cover::Bare),
         filled_up(shares(ring_executor(path))),
         filled_up(Cover::Pads(pads(path, directory))),
@@ -93,7 +87,7 @@ fn an_executors_ring_path_is_the_one_that_is_written_down_for_these_tests() {
     for name in MODELS {
         let path = tiny(name);
         let mut logits = [ring_executor(&path), committed_executor(&path)].map(|executor| {
-            let mut model = split_over(Box::new(executor), &path, OFF);
+            let mut model = split_over(Box::new(executor), &path, RING);
             let prompt = tokens(19, model.config().vocab_size);
             bits(&split_logits(&mut model, &prompt, None))
         });
@@ -125,7 +119,7 @@ fn the_real_model_says_the_same_with_shares_and_pads_that_are_checked_as_without
     let checked =
         |cover| Masking::Exact(Exact { cover, verifier: Some(Arc::clone(&verifier)), pad_rows: false });
     let mut expected = None;
-    for masking in [OFF, checked(Cover::Bare), checked(second), checked(pads)] {
+    for masking in [RING, checked(Cover::Bare), checked(second), checked(pads)] {
         let mut model = split_over(Box::new(executor.clone()), &path, masking.clone());
         let vocabulary = model.config().vocab_size;
         let prompt = tokens(15, vocabulary);
@@ -219,6 +213,30 @@ fn a_bit_that_is_turned_in_an_answer_is_seen_in_every_mode_and_named() {
     assert!(matches!(scene.call(0, Direction::Forward, 3), Err(CallError::Wrong { .. })));
 }
 
+/// Numbers that look random and are always the same.
+fn random(state: &mut u64) -> u64 {
+    *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+    *state >> 33
+}
+
+#[test]
+fn of_ten_thousand_answers_the_one_with_a_turned_bit_is_seen_and_no_other() {
+    let (path, mut state) = (tiny("llama-tied"), 7);
+    for _ in 0..3 {
+        let [at, number, bit] = [10_000, 1 << 20, 64].map(|below| random(&mut state) % below);
+        let liar = lying(&path, move |count, answer| {
+            let number = usize::try_from(number).unwrap() % answer.len();
+            answer[number] ^= u64::from(count as u64 == at) << bit;
+        });
+        let mut scene = Scene::new(liar, &verified(&path, Cover::Bare));
+        for count in 0..10_000 {
+            let answer = scene.call(1, Direction::Forward, 1);
+            let is_seen = matches!(answer, Err(CallError::Wrong { .. }));
+            assert_eq!(is_seen, count == at, "answer {count}, bit {bit}: {answer:?}");
+        }
+    }
+}
+
 #[test]
 fn an_executor_that_answers_with_old_rows_is_seen() {
     let path = tiny("llama-tied");
@@ -237,7 +255,7 @@ fn an_executor_that_answers_with_old_rows_is_seen() {
 #[test]
 fn without_verification_a_lie_passes() {
     let path = tiny("llama-tied");
-    let mut scene = Scene::new(lying(&path, |_, answer| answer[0] ^= 1 << 20), &OFF);
+    let mut scene = Scene::new(lying(&path, |_, answer| answer[0] ^= 1 << 20), &RING);
     assert!(scene.call(0, Direction::Forward, 1).is_ok());
 }
 
@@ -262,17 +280,17 @@ fn executors_that_are_one_or_have_other_weights_are_refused() {
 #[test]
 fn a_base_without_a_ring_path_and_rows_that_would_be_rounded_are_refused() {
     let path = tiny("llama-tied");
-    let error = refused(support::executor(&path), &OFF);
+    let error = refused(support::executor(&path), &RING);
     assert!(matches!(error, CallError::NoRing { site: 0 }), "{error}");
     let rounding = client::session::Settings { dtype: Dtype::Bf16, ..settings() };
     let mut session = Session::open(Box::new(ring_executor(&path)), rounding).unwrap();
-    assert!(matches!(OFF.prepare(&mut session, &mut |_, _| {}), Err(CallError::Masking(_))));
+    assert!(matches!(RING.prepare(&mut session, &mut |_, _| {}), Err(CallError::Masking(_))));
 }
 
 #[test]
 fn a_row_that_is_no_number_is_an_error_that_names_it() {
     let path = tiny("llama-tied");
-    let mut scene = Scene::new(ring_executor(&path), &OFF);
+    let mut scene = Scene::new(ring_executor(&path), &RING);
     let width = scene.session.catalog().sites[0].columns as usize;
     let outputs: usize = scene.session.catalog().sites[0].parts.iter().map(|part| part.rows as usize).sum();
     let mut x = vec![1.0; 3 * width];

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Fine-tunes a LoRA adapter over rented base layers, and shows what that did.
 
-    finetune.py ENDPOINT [--api-key KEY] [--ca PEM] [--save DIR]
+    finetune.py ENDPOINT [--api-key KEY] [--ca PEM] [--masking shares --second ENDPOINT] [--save DIR]
 
 The linear layers are evaluated by the executor at ENDPOINT (``tls://host:port``, or the path of its state directory on the
 same host). Embedding, norms, attention, adapter, gradients of the adapter and optimizer are here. Needs
-``pip install 'holobiont[peft,gguf]'``.
+``pip install 'holobiont[peft,gguf]'``, and for ``--masking shares`` ``holobiont[privacy]``.
 """
 
 import argparse
@@ -68,7 +68,8 @@ def arguments():
     parser.add_argument("endpoint")
     parser.add_argument("--api-key")
     parser.add_argument("--ca")
-    parser.add_argument("--masking", default="off", choices=["off", "paper"])
+    parser.add_argument("--masking", default="off", choices=["off", "paper", "shares"])
+    parser.add_argument("--second", metavar="ENDPOINT", help="the other executor of --masking shares")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--save", metavar="DIR")
     return parser.parse_args()
@@ -77,7 +78,8 @@ def arguments():
 def main():
     given = arguments()
     session = holobiont.Session(given.endpoint, api_key=given.api_key, ca=given.ca, masking=given.masking)
-    tokenizer, model = holobiont.tokenizer(session), holobiont.model(session)
+    second = given.second and holobiont.Session(given.second, api_key=given.api_key, ca=given.ca, masking=given.masking)
+    tokenizer, model = holobiont.tokenizer(session), holobiont.model(session, second=second)
     print(session)
     torch.manual_seed(0)
     targets = "all-linear"

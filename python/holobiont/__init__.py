@@ -15,7 +15,8 @@
 - `layers`: the modules that take the place of frozen layers, and what autograd makes of them; `placeholder`: what stands
   where their weights were
 - `matching`: which module is which layer of the executor's catalog
-- `masking`: what is done to activations before they leave
+- `masking`: what is done to activations before they leave; `ring`: exact arithmetic, `fixed_point`: rows as whole numbers;
+  `shares`: two executors that do not collude, `draws`: their pads, `apart`: that they stay two
 - `skeleton`: everything of a model but its linear weights
 - `session`: calls and reconnection; `retries`, `counters`; `link`: one ZeroMQ connection; `relay`: TLS for it; `forks`: what child
   processes begin anew

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import logging
 import os
@@ -16,7 +17,7 @@ from torch import nn
 
 from .errors import AlreadyAttached, BaseChanged, HolobiontError, LayersStayLocal, LocalLayerWarning, WeightsGone
 from .layers import Place, SharedInput, VirtLayer, is_linear, shape_of, virtual
-from .masking import Evaluator, evaluator
+from .masking import Evaluator, evaluator, path_of
 from .matching import Layer, Match, canonical, match_layers
 from .protocol import Class, Dtype, Op, Path
 from .session import Session
@@ -63,7 +64,7 @@ class Attached:
 
     @property
     def masking(self) -> str:
-        """How activations are protected: ``off``, or ``paper``, which is obfuscation."""
+        """How activations are protected: ``off``, ``paper``, which is obfuscation, or ``shares``."""
         return self.session.masking
 
     def __str__(self) -> str:
@@ -94,9 +95,10 @@ def attach(
     ca: str | os.PathLike[str] | None = None,
     certificate: str | os.PathLike[str] | None = None,
     certificate_key: str | os.PathLike[str] | None = None,
-    path: str = "linear",
+    path: str | None = None,
     dtype: str | None = None,
     masking: str = "off",
+    second: str | os.PathLike[str] | Session | None = None,
     keep: Sequence[str] | None = None,
     free: bool = False,
     strict: bool = False,
@@ -111,11 +113,15 @@ def attach(
     - `endpoint`: ``tls://host:port``, on the executor's own host the path of its state directory or layer socket, or a
       `Session`, which stays open after `detach` and brings its own masking mode.
     - `path`: ``"linear"`` for training and comparison, ``"fast"`` for the arithmetic of the resident engine (forward
-      only; gradients always take the linear path).
+      only; gradients take the linear path then), ``"ring"`` for exact arithmetic, which the executor has to offer. Without
+      it ``"ring"`` where `masking` is ``"shares"``, else ``"linear"``.
     - `dtype`: numbers on the wire. Without it bf16 activations, and their gradients, travel as bf16, which loses nothing
       (the answer would be rounded to it here), all others and whatever is masked as f32. ``"bf16"`` rounds those too,
       ``"f32"`` none.
-    - `masking`: ``"off"``, or ``"paper"``, which is obfuscation (see `holobiont.masking`).
+    - `masking`: ``"off"``; ``"paper"``, which is obfuscation; or ``"shares"``: neither of two executors learns anything from
+      what it sees (``docs/guides/privacy.md``), and answers have the bits of ``path="ring"``.
+    - `second`: the other executor of ``"shares"``, whose operator has nothing to do with the first one's: an address, where you
+      are known by the same key or certificate, or a `Session` of its own, opened with ``masking="shares"``.
     - `keep`: layers that stay here, by the end of their names (``["lm_head"]``). Without it, those whose weights are the
       embedding's (a tied head), which is here anyway; ``keep=[]`` rents these too. Trainers with a fused head (TRL's
       ``SFTTrainer``) compute with its weights and need it here.
@@ -130,33 +136,38 @@ def attach(
     if any(isinstance(module, VirtLayer) for module in model.modules()):
         raise AlreadyAttached("the model has remote layers already; call holobiont.detach(model) first")
     options = _Options(
-        _choose(Path, path, "path"),
+        None if path is None else _choose(Path, path, "path"),
         None if dtype is None else _choose(Dtype, dtype, "dtype"),
         [keep] if isinstance(keep, str) else keep,
         free=free,
         strict=strict,
         check_weights=check_weights,
-        owned=not isinstance(endpoint, Session),
     )
-    if isinstance(endpoint, Session):
-        return _attach(model, endpoint, options)
-    session = Session(
-        endpoint,
-        api_key=api_key,
-        ca=ca,
-        certificate=certificate,
-        certificate_key=certificate_key,
-        masking=masking,
-    )
-    try:
-        return _attach(model, session, options)
-    except BaseException:
-        session.close()
-        raise
+    given = {"api_key": api_key, "ca": ca, "certificate": certificate, "certificate_key": certificate_key}
+    with contextlib.ExitStack() as opened:
+        session, other = sessions(opened, endpoint, second, masking=masking, **given)
+        owned = [its for its, given in ((session, endpoint), (other, second)) if its is not None and its is not given]
+        attached = _attach(model, session, other, options, owned)
+        opened.pop_all()
+    return attached
+
+
+def sessions(
+    opened: contextlib.ExitStack,
+    endpoint: str | os.PathLike[str] | Session,
+    second: str | os.PathLike[str] | Session | None,
+    **options: Any,
+) -> tuple[Session, Session | None]:
+    """Those of one executor, or of two. Whatever is an address is opened, and closed with the stack."""
+
+    def session(at: str | os.PathLike[str] | Session) -> Session:
+        return at if isinstance(at, Session) else opened.enter_context(Session(at, **options))
+
+    return session(endpoint), None if second is None else session(second)
 
 
 def detach(model: nn.Module) -> None:
-    """Puts the local layers back, and ends the session if `attach` opened it.
+    """Puts the local layers back, and ends the sessions that `attach` opened.
 
     Raises `WeightsGone`, and changes nothing, if weights were freed or never there.
     """
@@ -169,23 +180,20 @@ def detach(model: nn.Module) -> None:
         original.to(virt.weight.device, virt.weight.dtype).train(virt.training)
         for parent, attribute in layer.places:
             setattr(parent, attribute, original)
-    for session in {id(f.module.holobiont.owned): f.module.holobiont.owned for f in found}.values():
-        if session is not None:
-            session.close()
+    for session in {id(session): session for f in found for session in f.module.holobiont.owned}.values():
+        session.close()
 
 
 @dataclass(frozen=True)
 class _Options:
     """What `attach` was told, checked."""
 
-    path: Path
+    path: Path | None
     dtype: Dtype | None
     keep: Sequence[str] | None
     free: bool
     strict: bool
     check_weights: bool
-    owned: bool
-    """Whether the session ends with the attachment."""
 
 
 Choice = TypeVar("Choice", bound=enum.IntEnum)
@@ -199,11 +207,14 @@ def _choose(kind: type[Choice], name: str, what: str) -> Choice:
         raise HolobiontError(f"{what} is {known}, not {name!r}") from None
 
 
-def _attach(model: nn.Module, session: Session, options: _Options) -> Attached:
-    """Decides everything first, then replaces."""
-    rented = evaluator(session, options.path, options.dtype)
+def _attach(
+    model: nn.Module, session: Session, second: Session | None, options: _Options, owned: Sequence[Session]
+) -> Attached:
+    """Decides everything first, then replaces. Sessions that are `owned` end with the attachment."""
+    path = path_of(session, options.path)
+    rented = evaluator(session, path, options.dtype, second)
     places, local = _plan(model, session, options.keep)
-    _check_paths(session, options.path, places.values())
+    _check_paths(session, path, places.values())
     _report_local(local, options.strict)
     by_name = {found.name: found for found in _linear_layers(model)}
     if options.check_weights:
@@ -213,13 +224,12 @@ def _attach(model: nn.Module, session: Session, options: _Options) -> Attached:
     for name, place in places.items():
         found = by_name[name]
         keep = not options.free and found.module.weight.device.type != "meta"
-        owned = session if options.owned else None
         where = Place(shared[place.site], place.part, found.module if keep else None, owned)
         layer = virtual(found.module, where, _device(model))
         for parent, attribute in found.places:
             setattr(parent, attribute, layer)
     remote = tuple(RemoteLayer(name, place.site, place.part) for name, place in places.items())
-    attached = Attached(session, options.path, options.dtype, remote, tuple(local))
+    attached = Attached(session, path, options.dtype, remote, tuple(local))
     log.info("attached: %s", attached)
     return attached
 
@@ -308,9 +318,9 @@ def _report_local(local: list[LocalLayer], strict: bool) -> None:
 def _check_paths(session: Session, path: Path, places: Iterable[Match]) -> None:
     for number in sorted({place.site for place in places}):
         site = session.catalog.sites[number]
-        if not (site.has_linear if path is Path.LINEAR else site.has_fast):
+        if not site.has_path(path):
             what = f"site {number} ({site.parts[0].name}) has no {path.name.lower()} path"
-            raise HolobiontError(f"{what}; use the other one")
+            raise HolobiontError(f"{what}; use another one")
 
 
 # --- What replaces them ----------------------------------------------------------------------------------------------

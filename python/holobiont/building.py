@@ -17,7 +17,7 @@ from accelerate import init_empty_weights
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from .attaching import attach
+from .attaching import attach, sessions
 from .errors import UnsupportedModel
 from .session import Session
 from .skeleton import cached_skeleton
@@ -32,8 +32,9 @@ def model(
     ca: str | os.PathLike[str] | None = None,
     certificate: str | os.PathLike[str] | None = None,
     certificate_key: str | os.PathLike[str] | None = None,
-    path: str = "linear",
+    path: str | None = None,
     masking: str = "off",
+    second: str | os.PathLike[str] | Session | None = None,
     dtype: torch.dtype | None = None,
 ) -> Any:
     """The executor's base as a transformers model for causal language modelling, whose linear layers are remote.
@@ -41,27 +42,18 @@ def model(
     Use it as one that ``from_pretrained`` gave: PEFT, ``generate``, trainers. Embedding, norms, and a head that is tied to the
     embedding are here, fetched once into ``$XDG_CACHE_HOME/holobiont``; a head that is not is remote.
 
-    - `endpoint`, `path`, `masking` and who you are: as for `attach`. A `Session` brings its own masking mode.
+    - `endpoint`, `path`, `masking`, `second` and who you are: as for `attach`. A `Session` brings its own masking mode.
     - `dtype`: of what is here, of activations, and (bf16 as such, all else as f32) on the wire; without it the one that the
       model's configuration says, else 32 bits.
 
     Raises a `HolobiontError`; `UnsupportedModel` if the base cannot be built from its skeleton.
     """
-    if isinstance(endpoint, Session):
-        return _built(endpoint, path, dtype)
-    session = Session(
-        endpoint,
-        api_key=api_key,
-        ca=ca,
-        certificate=certificate,
-        certificate_key=certificate_key,
-        masking=masking,
-    )
-    try:
-        return _built(session, path, dtype)
-    except BaseException:
-        session.close()
-        raise
+    given = {"api_key": api_key, "ca": ca, "certificate": certificate, "certificate_key": certificate_key}
+    with contextlib.ExitStack() as opened:
+        session, other = sessions(opened, endpoint, second, masking=masking, **given)
+        built = _built(session, other, path, dtype)
+        opened.pop_all()
+    return built
 
 
 def tokenizer(endpoint: str | os.PathLike[str] | Session, **session: Any) -> Any:
@@ -80,11 +72,11 @@ class _Files(Protocol):
     def tensor(self, name: str, dtype: torch.dtype) -> Tensor | None: ...
 
 
-def _built(session: Session, path: str, dtype: torch.dtype | None) -> Any:
+def _built(session: Session, second: Session | None, path: str | None, dtype: torch.dtype | None) -> Any:
     folder = cached_skeleton(session)
     files = _files(session, folder)
     built = _empty(session, files, dtype)
-    attach(built, session, path=path, strict=True)
+    attach(built, session, path=path, second=second, strict=True)
     _fill(built, session, files)
     if (folder / "generation_config.json").is_file():
         built.generation_config = GenerationConfig.from_pretrained(folder)

@@ -11,7 +11,7 @@ import contextlib
 import contextvars
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -186,14 +186,14 @@ class Place:
     """Where a layer is evaluated, and what it was before."""
 
     def __init__(
-        self, shared: SharedInput, part: int | None, original: nn.Module | None, owned: Session | None = None
+        self, shared: SharedInput, part: int | None, original: nn.Module | None, owned: Sequence[Session] = ()
     ) -> None:
         self.shared = shared
         self.part = part
         self.original = original
         """The local layer, for `detach`; none if its weights were freed."""
         self.owned = owned
-        """The session, if it ends with the attachment."""
+        """The sessions that end with the attachment."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Place:
         return self

@@ -1,8 +1,10 @@
-"""How activations are kept from the executor: not at all, or by the paper's scheme, which is *obfuscation*.
+"""How activations are kept from the executor: not at all, by the paper's scheme, or by two executors that do not collude.
 
 `paper` (Symbiosis, section 3.8) adds noise ``n`` to every row and subtracts its effect ``n W`` from the answer. The executor
 computed that effect itself, so it has seen the noise: an executor that keeps its messages can subtract it again. The scheme
-stops a reader of single messages, not a curious executor. Do not rely on it for secrecy.
+stops a reader of single messages, not a curious executor. It is *obfuscation*: do not rely on it for secrecy.
+
+`shares` (see `holobiont.shares`) is sound against either of two executors. ``docs/guides/privacy.md`` says who sees what.
 """
 
 from __future__ import annotations
@@ -17,9 +19,11 @@ from .errors import MaskingRefused
 from .forks import renewed_in_forks
 from .numbers import Rows
 from .protocol import Class, Dtype, Op, Path
+from .ring import Bare, Exact
 from .session import Session
+from .shares import Shares
 
-__all__ = ["Evaluator", "Paper", "Plain", "evaluator"]
+__all__ = ["Evaluator", "Paper", "Plain", "evaluator", "path_of"]
 
 
 class Evaluator(Protocol):
@@ -114,15 +118,43 @@ class Paper:
         return made
 
 
-def evaluator(session: Session, path: Path, dtype: Dtype | None) -> Evaluator:
-    """What the session's masking mode calls for. Refuses what would weaken it."""
+def path_of(session: Session, path: Path | None) -> Path:
+    """The arithmetic where none was said: that of the masking mode."""
+    usual = Path.RING if session.masking == "shares" else Path.LINEAR
+    return usual if path is None else path
+
+
+def evaluator(session: Session, path: Path, dtype: Dtype | None, second: Session | None = None) -> Evaluator:
+    """What the session's masking mode calls for. Refuses what would weaken it, and what has no meaning in it."""
+    if second is not None and session.masking != "shares":
+        raise MaskingRefused(f"a second executor is nothing for masking={session.masking!r}; say masking='shares'")
     if session.masking == "off":
-        return Plain(session, path, dtype)
+        return _exact(session, dtype) if path is Path.RING else Plain(session, path, dtype)
+    if session.masking == "shares":
+        return _shares(session, path, dtype, second)
+    if session.masking == "pads":
+        raise MaskingRefused("masking='pads' is no mode of this package, which keeps no pads; use holobiont-client, or 'shares'")
     if session.masking != "paper":
-        # An executor knows the sound modes, too; what this package cannot do must not become something weaker.
-        raise MaskingRefused(f"masking={session.masking!r} is no mode of this package: use 'paper', or holobiont-client and its modes")
+        # An executor may know other modes; what this package cannot do must not become something weaker.
+        raise MaskingRefused(f"masking={session.masking!r} is no mode of this package: it has 'off', 'paper' and 'shares'")
     if path is not Path.LINEAR:
-        raise MaskingRefused("masking needs path='linear': the fast path rounds activations, and noise with them")
+        raise MaskingRefused("masking='paper' needs path='linear': the other paths round activations, and noise with them")
     if dtype is Dtype.BF16:
         raise MaskingRefused("masking needs dtype='f32': bf16 would round the masked rows")
     return Paper(session)
+
+
+def _exact(session: Session, dtype: Dtype | None, second: Session | None = None) -> Exact:
+    if dtype is Dtype.BF16:
+        raise MaskingRefused("bf16 would round what is exact; use dtype='f32'")
+    return Exact(Bare(session) if second is None else Shares(session, second))
+
+
+def _shares(session: Session, path: Path, dtype: Dtype | None, second: Session | None) -> Exact:
+    if path is not Path.RING:
+        raise MaskingRefused("masking='shares' computes exactly: leave path out, or say path='ring'")
+    if second is None:
+        raise MaskingRefused("masking='shares' takes two executors; say second=ADDRESS, of another operator")
+    if second.masking != "shares":
+        raise MaskingRefused("the second executor's session is to be opened with masking='shares', as the first one's")
+    return _exact(session, dtype, second)

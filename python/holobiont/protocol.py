@@ -100,6 +100,11 @@ class Path(enum.IntEnum):
     RING = 2
     """Whole numbers modulo 2^64 and the weights' own integers: exact. A number is two words of 32 bits, the lower half first."""
 
+    @property
+    def words(self) -> int:
+        """Words of 32 bits that a number of a row has."""
+        return 2 if self is Path.RING else 1
+
 
 class Source(enum.IntEnum):
     """Where the rows of a call come from."""
@@ -471,9 +476,22 @@ class Site:
         """Whether `Path.LINEAR` is served."""
         return bool(self.paths & 2)
 
+    @property
+    def has_ring(self) -> bool:
+        """Whether `Path.RING` is served."""
+        return bool(self.paths & 8)
+
+    def has_path(self, path: Path) -> bool:
+        """Whether `path` is served."""
+        return {Path.FAST: self.has_fast, Path.LINEAR: self.has_linear, Path.RING: self.has_ring}[path]
+
     def outputs(self, part: int | None) -> int:
         """Output features of one part, or of all side by side."""
         return sum(p.rows for p in self.parts) if part is None else self.parts[part].rows
+
+    def outputs_before(self, part: int) -> int:
+        """Output features of the parts that lie before one."""
+        return sum(p.rows for p in self.parts[:part])
 
     def widths(self, part: int | None, op: Op) -> tuple[int, int]:
         """Numbers of a row that goes in and of one that comes out."""

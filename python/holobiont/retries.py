@@ -30,6 +30,8 @@ class Backoff:
     """Waits between tries: doubling from 50 ms to 2 s, jittered, never past `retry_s` in all."""
 
     def __init__(self, retry_s: float) -> None:
+        self.has_lost = False
+        """Whether a connection was among what went wrong: it is warned of once."""
         self._until = time.monotonic() + retry_s
         self._next_s = 0.05
 

@@ -11,12 +11,13 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, TypeVar
 
 import numpy as np
 
+from .apart import Apart
 from .counters import Counters
 from .endpoint import Credentials, LocalEndpoint, parse_endpoint
 from .errors import (
@@ -55,6 +56,7 @@ from .protocol import (
     Refused,
     ReplyHeader,
     SessionStats,
+    Source,
     Status,
     ToLayers,
     decode_catalog,
@@ -63,7 +65,7 @@ from .protocol import (
 )
 from .retries import Backoff, Limits, TryLater, refusal
 
-__all__ = ["Session"]
+__all__ = ["Ask", "Session"]
 
 T = TypeVar("T")
 
@@ -79,6 +81,21 @@ _REFUSED_CALLS = {
     Status.NONLINEAR: "the site cannot serve this path without rounding; use path='linear', or masking='off'",
     Status.UNKNOWN_SITE: "there is no such site; attach again, the executor's base may have changed",
 }
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What is asked of a site, or of one of its parts, besides its rows."""
+
+    site: int
+    part: int | None
+    op: Op
+    path: Path
+    urgency: Class
+
+    def header(self, rows: int, dtype: Dtype, source: Source = Source.ROWS) -> CallHeader:
+        """That of a call of so many rows, without its number."""
+        return CallHeader(self.op, self.path, self.urgency, dtype, self.site, self.part, 0, rows, source=source)
 
 
 class Session:
@@ -117,6 +134,7 @@ class Session:
         self._closed = False
         self._catalog: Catalog | None = None
         self._counters = Counters()
+        self._apart: Apart | None = None
         with self._lock:
             self._persist(self._connected)
         renewed_in_forks(self)
@@ -176,25 +194,61 @@ class Session:
         dtype: Dtype = Dtype.F32,
     ) -> Rows:
         """Takes ``[rows, inputs]`` through a site and returns ``[rows, outputs]``; cut where it is too large for one."""
-        inputs, outputs = self.catalog.site(site, part).widths(part, op)
+        if path is Path.RING:
+            raise CallRefused("rows of floats are no whole numbers; the ring path is for attach(..., path='ring')")
+        self.check_rows(site, part, op, rows)
+        return self.ask(Ask(site, part, op, path, urgency), rows, dtype)
+
+    def check_rows(self, site: int, part: int | None, op: Op, rows: Rows) -> None:
+        """Raises `CallRefused` where rows do not fit a site."""
+        inputs, _ = self.catalog.site(site, part).widths(part, op)
         if np.iscomplexobj(rows):
             raise CallRefused(f"site {site} takes real numbers, not {rows.dtype}; send .real and .imag as rows of their own")
         if rows.ndim != 2 or rows.shape[1] != inputs:
             raise CallRefused(f"site {site} takes rows of {inputs} numbers, not an array of shape {rows.shape}")
+
+    def ask(self, ask: Ask, rows: Rows, dtype: Dtype = Dtype.F32) -> Rows:
+        """As `call`, of rows of words that fit the path: on the ring path a number is two."""
+        inputs, outputs = self.widths(ask)
         out = np.empty((len(rows), outputs), np.float32)
-        step = self._rows_at_once(max(inputs, outputs))
+        step = self.rows_at_once(max(inputs, outputs))
         for start in range(0, len(rows), step):
             piece = rows[start : start + step]
             with self._lock:
-                header = CallHeader(op, path, urgency, dtype, site, part, self._number(), len(piece))
+                header = replace(ask.header(len(piece), dtype), sequence=self._number())
                 out[start : start + step] = self._call(header, encode_rows(piece, dtype), outputs)
         return out
 
-    def _rows_at_once(self, width: int) -> int:
+    def attempt(
+        self, ask: Ask, rows: int, payload: bytes | memoryview, backoff: Backoff, source: Source = Source.ROWS
+    ) -> Rows | None:
+        """Sends rows of f32, or a draw, once. None if they were not answered and, after a while that was waited, others may be."""
+        with self._lock:
+            header = replace(ask.header(rows, Dtype.F32, source), sequence=self._number())
+            answered = self._tried(lambda: self._exchange((header.to_bytes(), payload), header.sequence), backoff)
+            if answered is None:
+                return None
+            reply, data = answered[0]
+            if reply.status is Status.DONE:
+                return _answer(header, reply, data, self.widths(ask)[1])
+            self._refused(header, reply, backoff)
+            return None
+
+    def widths(self, ask: Ask) -> tuple[int, int]:
+        """Words of a row that goes in and of one that comes out."""
+        inputs, outputs = self.catalog.site(ask.site, ask.part).widths(ask.part, ask.op)
+        return inputs * ask.path.words, outputs * ask.path.words
+
+    def rows_at_once(self, width: int) -> int:
+        """Most rows of one call whose wider side has `width` words."""
         limits = self.opened
         # In and out count against the tenant's bytes; half of them leaves room for the tenant's other sessions.
         message_bytes = min(_MESSAGE_BYTES, max(1, limits.max_bytes // 4))
         return max(1, min(limits.max_rows, limits.max_waiting_rows, message_bytes // (4 * width)))
+
+    def backoff(self) -> Backoff:
+        """How long a call of this session is tried."""
+        return Backoff(self._limits.retry_s)
 
     def _number(self) -> int:
         self._sequence += 1
@@ -202,19 +256,21 @@ class Session:
 
     def _call(self, header: CallHeader, payload: bytes | memoryview, outputs: int) -> Rows:
         """Sends a call until it is answered with rows."""
-        backoff = Backoff(self._limits.retry_s)
+        backoff = self.backoff()
         while True:
             frames = (header.to_bytes(), payload)
             reply, data = self._persist(lambda: self._exchange(frames, header.sequence), backoff)
             if reply.status is Status.DONE:
-                if reply.rows != header.rows or reply.dtype is not header.dtype:
-                    raise ProtocolError(f"{header.rows} rows were sent and {reply.rows} came back")
-                return decode_rows(data, reply.dtype, header.rows, outputs)
-            backoff.wait(reply.retry_after_ms / 1000, self._refusal(header, reply.status))
-            if reply.status is Status.DRAINING:
-                self._drop()
+                return _answer(header, reply, data, outputs)
+            self._refused(header, reply, backoff)
             # A refused call was not computed. It asks again under a new number, which can be no replay of anything.
             header = replace(header, sequence=self._number())
+
+    def _refused(self, header: CallHeader, reply: ReplyHeader, backoff: Backoff) -> None:
+        """Waits where a refusal may pass; raises where it does not."""
+        backoff.wait(reply.retry_after_ms / 1000, self._refusal(header, reply.status))
+        if reply.status is Status.DRAINING:
+            self._drop()
 
     def _exchange(self, frames: tuple[bytes, bytes | memoryview], sequence: int) -> tuple[ReplyHeader, memoryview]:
         link = self._connected()
@@ -299,27 +355,39 @@ class Session:
     # --- Connections --------------------------------------------------------------------------------------------------
 
     def _persist(self, attempt: Callable[[], T], backoff: Backoff | None = None) -> T:
-        """Runs `attempt` again while what goes wrong may pass. A first connection is made or fails."""
-        backoff = backoff or Backoff(self._limits.retry_s)
-        level = logging.WARNING
-        while True:
-            try:
-                return attempt()
-            except ConnectionLost as lost:
-                self._drop()
-                if self._opened is None:
-                    raise ConnectionLost(f"{lost}; {self.endpoint.advice}") from lost
-                log.log(level, "%s; connecting again", lost)
-                level = logging.DEBUG
-                backoff.wait(0, lost)
-            except TryLater as later:
-                self._drop()
-                backoff.wait(later.after_s, later.error)
-            except (CallRefused, SessionRefused):
-                raise
-            except BaseException:
-                self._drop()  # whatever is still on its way must not meet the next call
-                raise
+        """Runs `attempt` again while what goes wrong may pass."""
+        backoff = backoff or self.backoff()
+        while (done := self._tried(attempt, backoff)) is None:
+            pass
+        return done[0]
+
+    def _tried(self, attempt: Callable[[], T], backoff: Backoff) -> tuple[T] | None:
+        """Runs `attempt`; none if what went wrong may pass, once that was waited for. A first connection is made or fails."""
+        try:
+            return (attempt(),)
+        except ConnectionLost as lost:
+            self._drop()
+            if self._opened is None:
+                raise ConnectionLost(f"{lost}; {self.endpoint.advice}") from lost
+            log.log(logging.DEBUG if backoff.has_lost else logging.WARNING, "%s; connecting again", lost)
+            backoff.has_lost = True
+            backoff.wait(0, lost)
+        except TryLater as later:
+            self._drop()
+            backoff.wait(later.after_s, later.error)
+        except (CallRefused, SessionRefused):
+            raise
+        except BaseException:
+            self._drop()  # whatever is still on its way must not meet the next call
+            raise
+        return None
+
+    def keep_apart(self, other: Session) -> None:
+        """Refuses, now and after every reconnection, that both sessions are at one executor."""
+        apart = Apart()
+        for session in (self, other):
+            apart.enter(session, str(session.endpoint), session.opened.instance)
+            session._apart = apart
 
     def after_fork(self) -> None:
         """In a child process: connection, threads and session are the parent's, and another thread may have held the lock."""
@@ -359,6 +427,8 @@ class Session:
             raise refusal(answer)
         if not isinstance(answer, Opened):
             raise _unexpected(answer)
+        if self._apart is not None:
+            self._apart.enter(self, str(self.endpoint), answer.instance)
         if before is None or before.instance != answer.instance:
             self._learn(link, answer)
         if before is not None:
@@ -384,6 +454,13 @@ class Session:
         if self._catalog is not None and self._catalog != catalog:
             raise BaseChanged(f"{self.endpoint} now serves {catalog.model}, another base; build and attach the model anew")
         self._catalog = catalog
+
+
+def _answer(header: CallHeader, reply: ReplyHeader, data: memoryview, outputs: int) -> Rows:
+    """The rows of an answer, which are those that were asked for."""
+    if reply.rows != header.rows or reply.dtype is not header.dtype:
+        raise ProtocolError(f"{header.rows} rows were sent and {reply.rows} came back")
+    return decode_rows(data, reply.dtype, header.rows, outputs)
 
 
 def _unexpected(answer: FromLayers) -> ProtocolError:

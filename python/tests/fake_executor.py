@@ -5,6 +5,7 @@ It knows nothing of batching and quotas, but checks what it is sent, so that a c
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import queue
 import threading
@@ -15,6 +16,7 @@ import numpy as np
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
+from holobiont.draws import Draw
 from holobiont.numbers import decode_rows, encode_rows
 from holobiont.protocol import (
     CATALOG,
@@ -31,12 +33,15 @@ from holobiont.protocol import (
     Open,
     Opened,
     Part,
+    Path,
     RefusalCode,
     Refused,
     ReplyHeader,
+    Ring,
     SessionStats,
     Site,
     SkeletonFile,
+    Source,
     Status,
     decode_to_layers,
     encode_catalog,
@@ -51,6 +56,16 @@ class Weights:
     name: str
     weight: np.ndarray
     bias: np.ndarray | None = None
+
+
+# Weights on the ring path are multiples of this power of two.
+WEIGHT_EXPONENT = -20
+
+
+def integers(layers):
+    """The whole numbers that the weights of layers side by side are taken for: `[outputs, inputs]`."""
+    weight = np.concatenate([layer.weight for layer in layers]).astype(np.float64)
+    return np.rint(np.ldexp(weight, -WEIGHT_EXPONENT)).astype(np.int64)
 
 
 @dataclass
@@ -70,17 +85,26 @@ class Faults:
 
 
 class FakeExecutor:
-    """Serves `sites` (lists of layers that share their input) at `address` until it is closed."""
+    """Serves `sites` (lists of layers that share their input) at `address` until it is closed; exactly, too, if `is_exact`."""
 
-    def __init__(self, path, sites, *, max_rows=256, key=None, files=(), name="fake", paths=7):
+    _instances = itertools.count(1)
+
+    def __init__(self, path, sites, *, max_rows=256, key=None, files=(), name="fake", paths=7, is_exact=False):
         self.address = f"ipc://{path}"
         self.faults = Faults()
         self.calls: list[CallHeader] = []
         self.opens: list[Open] = []
         self.rows: list[np.ndarray] = []
+        self.payloads: list[bytes] = []
+        """Of all calls, refused ones among them."""
         self.sites, self.max_rows, self.key, self.files = sites, max_rows, key, list(files)
-        self.instance, self._numbers, self._sessions = 1, itertools.count(1), {}
-        shape = tuple(Site(len(s[0].weight[0]), paths, tuple(_part(layer) for layer in s)) for s in sites)
+        self.instance, self._numbers, self._sessions = next(self._instances), itertools.count(1), {}
+        self.is_exact, paths = is_exact, paths | 8 * is_exact
+        rings = [_ring(layers) if is_exact else None for layers in sites]
+        shape = tuple(
+            Site(len(s[0].weight[0]), paths, tuple(_part(layer) for layer in s), ring)
+            for s, ring in zip(sites, rings)
+        )
         listed = tuple(SkeletonFile(n, len(data), ranges) for n, data, ranges in self.files)
         self.catalog = Catalog(name, "test", bytes(32), 64, 0, 0, shape, listed)
         self._context = zmq.Context()
@@ -114,7 +138,7 @@ class FakeExecutor:
     def restart(self):
         """A successor that knows nothing of its sessions."""
         self.stop()
-        self.instance += 1
+        self.instance = next(self._instances)
         self._sessions.clear()
         self._start()
 
@@ -185,7 +209,7 @@ class FakeExecutor:
         assert message.version == LAYER_VERSION
         if message.session and message.session not in self._sessions:
             return Refused(RefusalCode.NO_SUCH_SESSION, "there is no such session", 0)
-        if message.masking not in ("off", "paper"):
+        if message.masking not in ("off", "paper", "shares", "pads"):
             return Refused(RefusalCode.MASKING, f"masking {message.masking} is unknown", 0)
         session = message.session or next(self._numbers)
         self._sessions[session] = message
@@ -194,11 +218,14 @@ class FakeExecutor:
 
     def _call(self, call, payload):
         self.calls.append(call)
+        self.payloads.append(bytes(payload))
         if self.faults.refuse:
             status, after_ms = self.faults.refuse.popleft()
             return ReplyHeader(status, call.dtype, after_ms, 0, call.sequence), b""
         assert call.rows <= self.max_rows
         layers = self.sites[call.site] if call.part is None else [self.sites[call.site][call.part]]
+        if call.path is Path.RING:
+            return self._exact(call, payload, layers)
         weight = np.concatenate([layer.weight for layer in layers]).astype(np.float32)
         inputs = weight.shape[0] if call.op is Op.BACKWARD else weight.shape[1]
         x = decode_rows(payload, call.dtype, call.rows, inputs)
@@ -208,6 +235,25 @@ class FakeExecutor:
             out = out + np.concatenate([_bias(layer) for layer in layers])
         data = bytes(encode_rows(out.astype(np.float32), call.dtype))
         return ReplyHeader(Status.DONE, call.dtype, 0, call.rows, call.sequence, 5, call.rows), data
+
+
+    def _exact(self, call, payload, layers):
+        assert self.is_exact and call.op is not Op.FORWARD
+        weight = integers(layers).view(np.uint64)
+        weight = weight if call.op is Op.BACKWARD else weight.T
+        if call.source is Source.DRAW:
+            x = Draw.from_bytes(bytes(payload)).rows(call.rows, len(weight))
+        else:
+            x = np.frombuffer(payload, "<u8").reshape(call.rows, len(weight))
+        self.rows.append(x)
+        out = x @ weight  # numpy's own loops, which wrap around
+        return ReplyHeader(Status.DONE, call.dtype, 0, call.rows, call.sequence, 5, call.rows), out.tobytes()
+
+
+def _ring(layers):
+    magnitudes = np.abs(integers(layers))
+    sums = (int(magnitudes.sum(axis=1).max()), int(magnitudes.sum(axis=0).max()))
+    return Ring(WEIGHT_EXPONENT, sums, hashlib.sha256(integers(layers).tobytes()).digest())
 
 
 def _part(layer):

@@ -98,6 +98,6 @@ def sites(model, skip=()):
     return list(found.values())
 
 
-def serve(model, place, skip=(), **options):
+def serve(model, place, skip=(), socket="layers.zmq", **options):
     """A fake executor of the model's linear layers."""
-    return FakeExecutor(place / "layers.zmq", sites(model, skip), **options)
+    return FakeExecutor(place / socket, sites(model, skip), **options)

@@ -308,6 +308,52 @@ def test_masking_is_refused_where_it_would_be_weakened(llama, options):
         holobiont.attach(model, executor.address, masking="paper", **options)
 
 
+@pytest.fixture
+def pair(place):
+    """A tiny Llama, and two exact executors of its layers."""
+    model = make("llama")
+    with serve(model, place, socket="a", is_exact=True) as first, serve(model, place, socket="b", is_exact=True) as second:
+        yield model, first, second
+
+
+def test_two_executors_train_the_bits_of_exact_arithmetic_and_see_nothing(pair):
+    model, first, second = pair
+    plain, targets = make("llama"), ["q_proj", "down_proj"]
+    attached = holobiont.attach(plain, first.address, path="ring")
+    assert attached.path is Path.RING and attached.masking == "off"
+    plain = with_lora(plain, targets)
+    same_step(plain, with_lora(make("llama"), targets), 1e-3)
+    logits, loss, gradients = step(plain)
+    first.payloads.clear()
+    attached = holobiont.attach(model, first.address, masking="shares", second=second.address)
+    assert attached.path is Path.RING and "path ring" in str(attached) and "masking shares" in str(attached)
+    masked = with_lora(model, targets)
+    found, its, of = step(masked)
+    assert torch.equal(found, logits) and its == loss
+    assert all(torch.equal(of[name], gradient) for name, gradient in gradients.items())
+    assert {call.op for call in second.calls} == {Op.FORWARD_NO_BIAS, Op.BACKWARD}
+    assert len(set(first.payloads)) == len(first.payloads), "nothing was sent twice"
+    holobiont.detach(masked)
+    with pytest.raises(holobiont.HolobiontError, match="closed"):
+        attached.session.stats()
+
+
+def test_masks_and_paths_that_do_not_go_together_are_refused_and_change_nothing(pair):
+    model, first, second = pair
+    for options in (
+        {"masking": "shares"},
+        {"masking": "shares", "second": second.address, "path": "linear"},
+        {"masking": "shares", "second": second.address, "dtype": "bf16"},
+        {"masking": "shares", "second": first.address},
+        {"masking": "paper", "second": second.address},
+        {"masking": "paper", "path": "ring"},
+        {"masking": "pads"},
+    ):
+        with pytest.raises(holobiont.MaskingRefused):
+            holobiont.attach(model, first.address, **options)
+    assert not any(isinstance(module, holobiont.VirtLayer) for module in model.modules())
+
+
 def test_options_that_are_none_are_named(llama):
     model, executor = llama
     with pytest.raises(holobiont.HolobiontError, match="'linear'"):

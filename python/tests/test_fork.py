@@ -13,8 +13,8 @@ from conftest import TlsDoor, some_sites
 from fake_executor import FakeExecutor
 
 import holobiont
-from holobiont import Class, Limits, Op
-from holobiont.masking import Paper
+from holobiont import Class, Limits, Op, Path
+from holobiont.masking import Paper, evaluator
 
 # For hangs.
 WATCHDOG_S = 300
@@ -96,3 +96,17 @@ def test_noise_of_a_forked_process_is_not_its_parents(executor):
         assert ask() and in_a_fork(ask)
     noises = [rows for call, rows in zip(executor.calls, executor.rows, strict=True) if call.urgency is Class.NOISE]
     assert len(noises) == 2 and not np.array_equal(*noises)
+
+
+def test_pads_of_a_forked_process_are_not_its_parents(place):
+    with FakeExecutor(place / "a", some_sites(), is_exact=True) as first:
+        with FakeExecutor(place / "b", some_sites(), is_exact=True) as second:
+            sessions = [holobiont.Session(of.address, masking="shares", limits=Limits(5, 20, 20)) for of in (first, second)]
+            masked, x = evaluator(sessions[0], Path.RING, None, sessions[1]), np.ones((2, 8), np.float32)
+
+            def ask():
+                return bool(masked.evaluate(0, None, Op.FORWARD, Class.TRAINING, x).shape == (2, 14))
+
+            assert ask() and in_a_fork(ask)
+            keys = {payload[:32] for payload in second.payloads}
+            assert len(second.payloads) == 2 == len(keys)

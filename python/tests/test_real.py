@@ -95,6 +95,26 @@ def test_masked_training_is_training(served):
     holobiont.detach(model)
 
 
+@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
+def test_training_over_two_executors_has_the_bits_of_exact_arithmetic(architecture, tmp_path):
+    make(architecture).save_pretrained(tmp_path / "model")
+    places = [tmp_path / name for name in ("first", "second")]
+    for place in places:
+        place.mkdir()
+    served = [executor(tmp_path / "model", place, "--engine", "none", "--layer-exact") for place in places]
+    with served[0] as first, served[1] as second:
+        exact, _ = wrapped(architecture, first, "attach first", path="ring")
+        same_step(exact, with_lora(make(architecture), targets_of(architecture)), 1e-3)
+        logits, loss, gradients = step(exact)
+        masked, attached = wrapped(architecture, first, "peft first", masking="shares", second=second)
+        found, its, of = step(masked)
+        assert torch.equal(found, logits) and its == loss
+        assert all(torch.equal(of[name], gradients[name]) for name in gradients)
+        assert torch.equal(tokens_of(masked), tokens_of(exact))
+        assert attached.session.stats().refused == 0
+        holobiont.detach(masked)
+
+
 def test_an_executor_counts_what_a_session_used(served):
     architecture, address = served
     model = make(architecture)

@@ -16,7 +16,11 @@ import numpy as np
 import pytest
 
 import holobiont
-from holobiont.protocol import Op, Path
+from holobiont.fixed_point import from_whole, ring_bits, to_whole
+from holobiont.masking import evaluator
+from holobiont.protocol import Class, Op, Path, Source
+from holobiont.ring import whole_of, words_of
+from holobiont.session import Ask
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TARGET = pathlib.Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target")
@@ -40,11 +44,12 @@ def save(folder, tensors, config):
 
 
 @contextlib.contextmanager
-def executor(model, place):
+def executor(model, place, *arguments):
     """A running executor that serves nothing but layers; gives the address of its private socket."""
     run = place / "run"
     run.mkdir(mode=0o700)
     command = [EXECUTOR, "--engine", "none", "--model", model, "--layers", run / "layers.sock", "--exit-with-stdin"]
+    command += arguments
     with open(place / "log", "wb") as log, subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log) as it:
         try:
             deadline = time.monotonic() + START_S
@@ -57,8 +62,8 @@ def executor(model, place):
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    """A GPT-2 of one block, whose matrices are stored the other way round, and an executor that serves it."""
+def model(tmp_path_factory):
+    """A GPT-2 of one block, whose matrices are stored the other way round: its folder and its tensors."""
     place, random = tmp_path_factory.mktemp("base"), np.random.default_rng(5)
     shapes = {"attn.c_attn": (32, 96), "attn.c_proj": (32, 32), "mlp.c_fc": (32, 128), "mlp.c_proj": (128, 32)}
     weights = {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
@@ -68,8 +73,24 @@ def base(tmp_path_factory):
         tensors[f"h.0.{name}.bias"] = random.normal(size=weight.shape[1]).astype(np.float32)
     config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 32, "n_layer": 1, "n_head": 4, "vocab_size": 64}
     save(place / "model", tensors, config)
-    with executor(place / "model", place) as address:
+    return place / "model", tensors
+
+
+@pytest.fixture(scope="module")
+def base(model, tmp_path_factory):
+    """An executor that serves it, and its tensors."""
+    folder, tensors = model
+    with executor(folder, tmp_path_factory.mktemp("base")) as address:
         yield address, tensors
+
+
+@pytest.fixture(scope="module")
+def exact(model, tmp_path_factory):
+    """Two that serve it exactly."""
+    folder, _ = model
+    places = [tmp_path_factory.mktemp(name) for name in ("first", "second")]
+    with executor(folder, places[0], "--layer-exact") as first, executor(folder, places[1], "--layer-exact") as second:
+        yield first, second
 
 
 def sites(session):
@@ -109,3 +130,70 @@ def test_a_row_has_the_same_bits_alone_and_among_others_and_what_is_wrong_is_ref
         with pytest.raises(holobiont.HolobiontError, match="no site"):
             session.call(10_000, rows)
         assert session.stats().calls == 4
+
+
+# --- Exact arithmetic -------------------------------------------------------------------------------------------------
+
+
+def rented(address, second=None):
+    """Exact arithmetic over one executor, or two."""
+    masking = "off" if second is None else "shares"
+    sessions = [at and holobiont.Session(at, masking=masking) for at in (address, second)]
+    return evaluator(sessions[0], Path.RING, None, sessions[1])
+
+
+def directions(session):
+    """Every site, and single layers of it, forward and backward, with rows for them."""
+    random = np.random.default_rng(8)
+    for number, site in enumerate(session.catalog.sites):
+        for part in (None, *range(len(site.parts))):
+            for op in (Op.FORWARD, Op.FORWARD_NO_BIAS, Op.BACKWARD):
+                width, _ = site.widths(part, op)
+                scale = np.float32(10.0) ** random.integers(-6, 6, size=(5, 1))
+                yield number, part, op, (random.normal(size=(5, width)) * scale).astype(np.float32)
+
+
+def test_the_ring_path_is_what_integers_make_of_the_rows(exact):
+    """The weights' own integers, seen through rows that have a single 1; all else in Python's integers, which have no end."""
+    first = rented(exact[0])
+    session = first.session
+    for number, part, op, x in directions(session):
+        site = session.catalog.sites[number]
+        ring = Op.BACKWARD if op is Op.BACKWARD else Op.FORWARD_NO_BIAS
+        ones = np.eye(x.shape[1], dtype=np.uint64)
+        weights = whole_of(session.ask(Ask(number, part, ring, Path.RING, Class.TRAINING), words_of(ones)))
+        weights = weights.view(np.int64).astype(object)
+        sums = max(abs(weights).sum(axis=0))
+        assert sums <= site.ring.l1[op is Op.BACKWARD], "what bounds answers"
+        whole, exponents = to_whole(x, ring_bits(site.ring.l1[op is Op.BACKWARD]))
+        products = (whole.view(np.int64).astype(object) @ weights).astype(np.int64).view(np.uint64)
+        wanted = from_whole(products, exponents + site.ring.weight_exponent)
+        if op is Op.FORWARD:
+            wanted += session.call(number, np.zeros((1, site.columns), np.float32), part=part)
+        found = first.evaluate(number, part, op, Class.TRAINING, x)
+        np.testing.assert_array_equal(found, wanted)
+        near = session.call(number, x, part=part, op=op)
+        assert np.abs(found - near).max() <= 1e-5 * np.abs(near).max()
+
+
+def test_two_real_executors_that_see_nothing_give_the_bits_of_one_that_sees_everything(exact):
+    first, both = rented(exact[0]), rented(*exact)
+    for number, part, op, x in directions(first.session):
+        wanted = first.evaluate(number, part, op, Class.TRAINING, x)
+        np.testing.assert_array_equal(both.evaluate(number, part, op, Class.TRAINING, x), wanted)
+    assert both.session.stats().refused == 0
+
+
+def test_what_does_not_go_together_is_refused_by_the_real_executor_and_one_without_a_ring_path_is_named(exact, base):
+    with pytest.raises(holobiont.MaskingRefused, match="--layer-exact"):
+        rented(base[0])
+    with pytest.raises(holobiont.MaskingRefused, match="same process"):
+        rented(exact[0], exact[0])
+    session = holobiont.Session(exact[0])
+    ring = Ask(0, None, Op.FORWARD, Path.RING, Class.DECODE)
+    row = np.zeros((1, session.widths(ring)[0]), np.float32)
+    with pytest.raises(holobiont.CallRefused, match="do not go together"):
+        session.ask(ring, row)
+    linear = Ask(0, None, Op.FORWARD, Path.LINEAR, Class.DECODE)
+    with pytest.raises(holobiont.CallRefused, match="do not go together"):
+        session.attempt(linear, 1, bytes(40), session.backoff(), source=Source.DRAW)

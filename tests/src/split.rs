@@ -3,12 +3,17 @@
 //! - [`Doors`]: a deployment's ways in for split clients, with certificates and keys
 //! - [`tenant`]: a client in the test's own process, whose every logit can be looked at
 //! - [`program`]: `holobiont-client`, which can be killed
+//! - [`exact`]: executors of exact arithmetic that can be killed; [`tap`]: what they were sent
+//! - [`audit`]: whether a pad was used twice
 //! - [`raw`]: clients that say whatever they like
 //! - [`network`]: a network that loses and delays, between namespaces
 
+pub mod audit;
+pub mod exact;
 pub mod network;
 pub mod program;
 pub mod raw;
+pub mod tap;
 pub mod tenant;
 
 use std::{

@@ -95,10 +95,9 @@ impl Verifier {
 
     /// A site as people read it.
     fn name(&self, site: SiteId) -> String {
-        let width = |numbers: &[u64]| numbers.len() / CHECKS;
         let shape = |known: &Known| {
-            let forward = &known.checks[Direction::Forward as usize];
-            [width(&forward.effect), width(&forward.secret)]
+            let Check { effect, secret, checks } = &known.checks[Direction::Forward as usize];
+            [effect.len() / checks, secret.len() / checks]
         };
         site_name(site, &self.sites.iter().map(shape).collect::<Vec<_>>())
     }

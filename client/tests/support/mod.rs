@@ -4,6 +4,7 @@
 
 pub mod doors;
 pub mod far;
+pub mod planted;
 pub mod ring;
 pub mod training;
 
@@ -125,12 +126,21 @@ pub fn settings() -> Settings {
 
 /// A split model over `connector` with its own copy of norms and embedding.
 pub fn split_over(connector: Box<dyn Connect>, path: &Path, masking: Masking) -> SplitModel {
+    let options = SplitOptions { kv_bytes: 32 << 20, chunk_tokens: 7, ..SplitOptions::default() };
+    split_masked(connector, path, masking, &options)
+}
+
+/// The same that may use what `options` say.
+pub fn split_masked(
+    connector: Box<dyn Connect>,
+    path: &Path,
+    masking: Masking,
+    options: &SplitOptions,
+) -> SplitModel {
     let settings = Settings { masking: masking.word().to_owned(), ..settings() };
     let mut session = Session::open(connector, settings).unwrap();
     let mask = masking.prepare(&mut session, &mut |_, _| {}).unwrap();
-    let base = ClientBase::open(path).unwrap();
-    let options = SplitOptions { kv_bytes: 32 << 20, chunk_tokens: 7, ..SplitOptions::default() };
-    SplitModel::new(base, session, mask, &options).unwrap()
+    SplitModel::new(ClientBase::open(path).unwrap(), session, mask, options).unwrap()
 }
 
 pub fn split(path: &Path, masking: Masking) -> SplitModel {
@@ -139,9 +149,7 @@ pub fn split(path: &Path, masking: Masking) -> SplitModel {
 
 /// A split model over `connector` that may use what `options` say.
 pub fn split_of(connector: Box<dyn Connect>, path: &Path, options: &SplitOptions) -> SplitModel {
-    let mut session = Session::open(connector, settings()).unwrap();
-    let mask = OFF.prepare(&mut session, &mut |_, _| {}).unwrap();
-    SplitModel::new(ClientBase::open(path).unwrap(), session, mask, options).unwrap()
+    split_masked(connector, path, OFF, options)
 }
 
 /// Tokens that look random and are always the same.

@@ -1,10 +1,14 @@
 //! A base with a ring path that is written down as its definition has it, one product after the other.
 
-use std::path::Path;
+use std::{path::Path, sync::Arc};
 
 use client::{
-    masking::pads::{Pads, maker::Maker, pool::Pool},
-    transport::loopback::Loopback,
+    masking::{
+        Cover, Masking,
+        pads::{Pads, maker::Maker, pool::Pool},
+        shares::Second,
+    },
+    transport::{Connect, loopback::Loopback},
 };
 use kernels::Activations;
 use model::{
@@ -12,7 +16,9 @@ use model::{
     sites::{EvaluateError, EvaluateSites, RingSite, Site, SiteCall, SiteId, SiteOp, SitePath},
 };
 
-use super::{catalog, resident};
+use shmproto::layer::Path as LayerPath;
+
+use super::{catalog, resident, settings};
 
 /// Weights in 2^-24.
 const EXPONENT: i32 = -24;
@@ -80,6 +86,14 @@ pub fn pool(path: &Path, directory: &Path) -> Pool {
 /// Pads for the model at `path` that are made where there are none.
 pub fn pads(path: &Path, directory: &Path) -> Pads {
     Pads::new(pool(path, directory), Some(maker(path, 1 << 30)))
+}
+
+/// Exact arithmetic that hides nothing.
+pub const RING: Masking = Masking::Off { path: LayerPath::Ring };
+
+/// Masking by a `second` executor.
+pub fn shares(second: impl Connect + 'static) -> Cover {
+    Cover::Shares(Arc::new(Second { connector: Arc::new(second), settings: settings() }))
 }
 
 fn outputs(site: &Site) -> usize {

@@ -54,21 +54,38 @@ impl Program {
     /// The same by way of `launcher`, which is given the program's arguments.
     #[must_use]
     pub fn over(
-        mut launcher: Command,
+        launcher: Command,
         command: &str,
         doors: &Doors,
         deployment: &Deployment,
         route: Route,
     ) -> Self {
         let executor = doors.executor(deployment, route);
-        launcher.args(["--json", "--quiet", command, "--executor", &executor]);
-        launcher.args(["--name", CERTIFIED, "--model"]).arg(fixtures::model());
-        if route == Route::Tls {
-            let (certificate, key) = doors.identity();
-            launcher.arg("--ca").arg(doors.ca()).arg("--cert").arg(certificate).arg("--cert-key").arg(key);
+        let program = Self::started_by(launcher).arg(command).renting(&executor, &fixtures::model());
+        if route != Route::Tls {
+            return program;
         }
+        let (certificate, key) = doors.identity();
+        let program = program.arg("--ca").arg(doors.ca());
+        program.arg("--cert").arg(certificate).arg("--cert-key").arg(key)
+    }
+
+    /// `holobiont-client` without a command.
+    #[must_use]
+    pub fn bare() -> Self {
+        Self::started_by(clean(&fixtures::program("holobiont-client")))
+    }
+
+    fn started_by(mut launcher: Command) -> Self {
+        launcher.args(["--json", "--quiet"]);
         launcher.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         Self(launcher)
+    }
+
+    /// Rents of the executor at an address, with a copy of its model.
+    #[must_use]
+    pub fn renting(self, executor: &str, model: &Path) -> Self {
+        self.arg("--executor").arg(executor).arg("--name").arg(CERTIFIED).arg("--model").arg(model)
     }
 
     /// One more argument.

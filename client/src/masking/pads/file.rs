@@ -81,6 +81,7 @@ impl PadFile {
         }
         let at = number * Self::pad_bytes(self.width);
         let written = self.file.write_all_at(&bytes, at).and_then(|()| self.file.sync_data());
+        failpoint::pass("client.pads_written");
         written.map_err(|source| PoolError::io(&self.path, source))
     }
 
@@ -104,11 +105,14 @@ impl PadFile {
         for (pad, number) in room.chunks(self.pad_len()).zip(numbers) {
             pads.push(self.parse(pad, number)?);
         }
+        failpoint::pass("client.pad_read");
         room.fill(0);
         self.file.write_all_at(room, at).map_err(|source| {
             pads.truncate(first);
             failed(source)
-        })
+        })?;
+        failpoint::pass("client.pad_erased");
+        Ok(())
     }
 
     /// # Errors

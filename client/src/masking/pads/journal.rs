@@ -90,7 +90,9 @@ impl Journal {
         }
         bytes.extend(blake3::hash(&bytes).as_bytes());
         let at = self.generation % 2 * slot_bytes(self.marks.len()) as u64;
+        failpoint::pass("client.pads_before_note");
         let written = self.file.write_all_at(&bytes, at).and_then(|()| self.file.sync_data());
+        failpoint::pass("client.pads_noted");
         written.map_err(|source| PoolError::io(&self.path, source))
     }
 

@@ -1,0 +1,111 @@
+"""Exact arithmetic: rows as whole numbers modulo 2^64, by any route. The same bits whatever an executor sees.
+
+The bias of a site is no ring element: it is asked for once, by a row of zeros through the linear path, which tells nobody
+anything, and added here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import CallRefused, MaskingRefused
+from .fixed_point import Whole, from_whole, ring_bits, to_whole
+from .numbers import Rows
+from .protocol import Class, Dtype, Op, Path, Ring, Site
+from .session import Ask, Session
+
+__all__ = ["Bare", "Exact", "Route", "offer_of", "offers"]
+
+
+class Route(Protocol):
+    """How rows of whole numbers get through a site."""
+
+    @property
+    def session(self) -> Session:
+        """With whom the base is shared."""
+        ...
+
+    def call(self, ask: Ask, rows: Whole) -> Whole:
+        """``[rows, inputs]`` to ``[rows, outputs]``, modulo 2^64."""
+        ...
+
+
+@dataclass(frozen=True)
+class Bare:
+    """Rows as they are."""
+
+    session: Session
+
+    def call(self, ask: Ask, rows: Whole) -> Whole:
+        return whole_of(self.session.ask(ask, words_of(rows)))
+
+
+def words_of(numbers: Whole) -> Rows:
+    """Numbers as they travel: two words of 32 bits each, the lower half first, never taken for floats."""
+    return np.ascontiguousarray(numbers, "<u8").view("<f4")
+
+
+def whole_of(words: Rows) -> Whole:
+    """Numbers that travelled."""
+    return np.ascontiguousarray(words).view("<u8")
+
+
+def offer_of(site: Site) -> Ring | None:
+    """What a site says of its integers, if rows may have bits enough both ways."""
+    if not site.has_ring or site.ring is None or any(ring_bits(l1) is None for l1 in site.ring.l1):
+        return None
+    return site.ring
+
+
+def offers(session: Session) -> list[Ring]:
+    """What all sites of a base say. Refuses one that has a site without."""
+    found = []
+    for number, site in enumerate(session.catalog.sites):
+        offer = offer_of(site)
+        if offer is None:
+            what = f"site {number} ({site.parts[0].name}) of {session.endpoint} has no ring path"
+            raise MaskingRefused(f"{what}; its operator switches exact arithmetic on with --layer-exact")
+        found.append(offer)
+    return found
+
+
+class Exact:
+    """Exact arithmetic over a route, forward and backward."""
+
+    def __init__(self, route: Route) -> None:
+        self.session = route.session
+        self._route = route
+        self._offers = offers(route.session)
+        self._biases: dict[int, npt.NDArray[np.float32]] = {}
+
+    def evaluate(self, site: int, part: int | None, op: Op, urgency: Class, rows: Rows, exact: Dtype = Dtype.F32) -> Rows:
+        """Whatever held the rows: whole numbers travel with all their bits."""
+        self.session.check_rows(site, part, op, rows)
+        offer = self._offers[site]
+        bits = ring_bits(offer.l1[op is Op.BACKWARD])
+        assert bits is not None, "an offer has bits enough both ways"
+        if not np.isfinite(rows).all():
+            row = int(np.flatnonzero(~np.isfinite(rows).all(axis=1))[0])
+            raise CallRefused(f"row {row} for site {site} has a number that is infinite or none; the ring has no such numbers")
+        whole, exponents = to_whole(rows, bits)
+        ring = Op.BACKWARD if op is Op.BACKWARD else Op.FORWARD_NO_BIAS
+        answer = self._route.call(Ask(site, part, ring, Path.RING, urgency), whole)
+        out = from_whole(answer, exponents + offer.weight_exponent)
+        if op is Op.FORWARD and (bias := self._bias(site, part, urgency)) is not None:
+            out += bias
+        return out
+
+    def _bias(self, number: int, part: int | None, urgency: Class) -> npt.NDArray[np.float32] | None:
+        """What the linear path adds to the answers of a site, or of one of its parts."""
+        site = self.session.catalog.sites[number]
+        if not any(layer.has_bias for layer in site.parts):
+            return None
+        if number not in self._biases:
+            ask = Ask(number, None, Op.FORWARD, Path.LINEAR, urgency)
+            self._biases[number] = self.session.ask(ask, np.zeros((1, site.columns), np.float32))[0]
+        before = 0 if part is None else site.outputs_before(part)
+        return self._biases[number][before : before + site.outputs(part)]

@@ -1,0 +1,218 @@
+//! Whether a pad was used twice, found out from what executors were sent alone.
+//!
+//! A row of activations has at most 30 bits, a pad 64. So of all pads there are, the one that a row was covered with is the one
+//! that leaves small numbers when it is taken away; any other leaves numbers as large as its own.
+
+use std::{
+    array,
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::{Path, PathBuf},
+};
+
+use client::masking::pads::pool::Pool;
+use shmproto::layer::{
+    CallHeader, Op, Path as SitePath, Source,
+    draw::{DRAW_WORDS, Draw, KEY_BYTES, Key},
+};
+
+/// Numbers of a row that are looked at: another pad leaves all of them small once in 2^132 times.
+const LOOKED_AT: usize = 4;
+/// Bytes of a pad in a pool beside what its site makes of it: a key, and half a hash.
+const PAD_BYTES: usize = KEY_BYTES + 16;
+/// Slots of a journal begin at a multiple of this.
+const SLOT_BYTES: usize = 4096;
+
+/// The first numbers of a row, or of a pad.
+type Head = [u64; LOOKED_AT];
+
+/// What rows are small without.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PadName {
+    key: [u8; KEY_BYTES],
+    /// Of the key's rows.
+    row: u64,
+}
+
+impl PadName {
+    fn head(&self) -> Head {
+        let mut words = [0.0; 2 * LOOKED_AT];
+        Draw { key: Key::new(&self.key), first: self.row }.fill(0, words.len(), &mut words);
+        let word = |at: usize| u64::from(words[at].to_bits());
+        array::from_fn(|at| word(2 * at + 1) << 32 | word(2 * at))
+    }
+}
+
+/// The heads of the rows of a call on the ring path.
+fn heads(call: &CallHeader, body: &[u8]) -> Vec<Head> {
+    let head = |row: &[u8]| array::from_fn(|at| u64::from_le_bytes(row.as_chunks().0[at]));
+    body.chunks(body.len() / call.rows as usize).map(head).collect()
+}
+
+/// True for rows that travel in the ring.
+fn has_rows(call: &CallHeader) -> bool {
+    (call.path, call.source) == (SitePath::Ring, Source::Rows)
+}
+
+/// Pads that are known, by what they are for, and those that were used.
+#[derive(Debug, Default)]
+pub struct Ledger {
+    known: BTreeMap<(u32, bool), BTreeMap<PadName, (Head, u64)>>,
+    used: BTreeSet<PadName>,
+    /// What should not have been.
+    breaches: Vec<String>,
+}
+
+impl Ledger {
+    /// A pad of a site, in one direction, and its number there.
+    fn learn(&mut self, place: (u32, bool), name: PadName, number: u64) {
+        let known = self.known.entry(place).or_default();
+        if !known.contains_key(&name) {
+            let head = name.head();
+            known.insert(name, (head, number));
+        }
+    }
+
+    /// The number of the pad that covers a row; it is used from now on.
+    fn spend(&mut self, call: &CallHeader, row: Head) -> Option<u64> {
+        let place = (call.site, call.op == Op::Backward);
+        let covers = |pad: &Head| {
+            row.iter().zip(pad).all(|(z, r)| z.wrapping_sub(*r).cast_signed().unsigned_abs() < 1 << 30)
+        };
+        let pads = self.known.get(&place).into_iter().flatten();
+        let found: Vec<_> = pads.filter(|(_, (head, _))| covers(head)).collect();
+        let [(name, (_, number))] = found[..] else {
+            self.breaches.push(format!("{} pads cover a row at site {}", found.len(), call.site));
+            return None;
+        };
+        let number = *number;
+        if !self.used.insert(name.clone()) {
+            self.breaches.push(format!("pad {number} of site {} was used again", call.site));
+        }
+        Some(number)
+    }
+
+    /// Pads that were used.
+    ///
+    /// # Panics
+    /// If one was used twice, or a row went without.
+    #[must_use]
+    pub fn audited(&self) -> usize {
+        assert!(self.breaches.is_empty(), "{:#?}", self.breaches);
+        self.used.len()
+    }
+}
+
+/// Looks at a pool's pads, and at its journal at the very moment when a row arrives that one covers.
+#[derive(Debug)]
+pub struct PoolAuditor {
+    directory: PathBuf,
+    ledger: Ledger,
+}
+
+impl PoolAuditor {
+    /// Of the pool in `directory`, which is made later.
+    #[must_use]
+    pub fn new(directory: &Path) -> Self {
+        Self { directory: directory.to_owned(), ledger: Ledger::default() }
+    }
+
+    /// Reads the pads that are there now and were not erased.
+    ///
+    /// # Panics
+    /// If there is no pool, or somebody has it.
+    pub fn learn(&mut self) {
+        let pool = Pool::open(&self.directory).expect("a pool that nobody has");
+        let marks = marks(&self.directory);
+        for (shape, site) in pool.shapes().iter().zip(0_u32..) {
+            let bytes = fs::read(self.directory.join(format!("{site:05}.forward"))).expect("its pads");
+            let pads = bytes.chunks_exact(PAD_BYTES + 8 * shape.outputs as usize).zip(0_u64..);
+            for (pad, number) in pads.take_while(|(_, number)| *number < marks[2 * site as usize].1) {
+                let key = *pad.first_chunk().expect("a key");
+                if key != [0; KEY_BYTES] {
+                    self.ledger.learn((site, false), PadName { key, row: 0 }, number);
+                }
+            }
+        }
+    }
+
+    /// Looks at a call before the executor gets it.
+    pub fn hear(&mut self, call: &CallHeader, body: &[u8]) {
+        if !has_rows(call) {
+            return;
+        }
+        // Its client waits for the answer, and writes nothing.
+        let burnt = marks(&self.directory)[2 * call.site as usize].0;
+        for head in heads(call, body) {
+            if self.ledger.spend(call, head).is_some_and(|number| number >= burnt) {
+                self.ledger
+                    .breaches
+                    .push(format!("a pad of site {} was used before it was noted", call.site));
+            }
+        }
+    }
+
+    /// Pads that were used; see [`Ledger::audited`].
+    #[must_use]
+    pub fn audited(&self) -> usize {
+        self.ledger.audited()
+    }
+}
+
+/// Of each file of a pool: how many pads are burnt, and made. From the newer slot of its journal.
+fn marks(directory: &Path) -> Vec<(u64, u64)> {
+    let bytes = fs::read(directory.join("journal")).expect("the journal");
+    // Both slots are as long, but for the zeros behind the second.
+    let slot = bytes.len().next_multiple_of(SLOT_BYTES) / 2;
+    let newer =
+        bytes.chunks(slot).max_by_key(|slot| slot.first_chunk().map(|bytes| u64::from_le_bytes(*bytes)));
+    let numbers = newer.expect("two slots").as_chunks::<8>().0.iter().map(|bytes| u64::from_le_bytes(*bytes));
+    let numbers: Vec<u64> = numbers.skip(1).collect();
+    numbers.as_chunks::<2>().0.iter().map(|&[burnt, made]| (burnt, made)).collect()
+}
+
+/// Looks at what two executors are sent that do not: rows there, draws here.
+#[derive(Debug, Default)]
+pub struct SharesAuditor {
+    ledger: Ledger,
+    /// Rows that came before the draw of their pads did.
+    waiting: Vec<(CallHeader, Vec<Head>)>,
+    drawn: BTreeSet<PadName>,
+}
+
+impl SharesAuditor {
+    /// Looks at a call to the first executor.
+    pub fn hear_first(&mut self, call: &CallHeader, body: &[u8]) {
+        if has_rows(call) {
+            self.waiting.push((*call, heads(call, body)));
+        }
+    }
+
+    /// Looks at a call to the second executor.
+    pub fn hear_second(&mut self, call: &CallHeader, body: &[u8]) {
+        if call.source != Source::Draw {
+            self.ledger.breaches.push("rows came to the second executor".to_owned());
+            return;
+        }
+        let words: Vec<f32> = body.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+        let draw = Draw::from_words(<&[f32; DRAW_WORDS]>::try_from(&words[..]).expect("a draw"));
+        for row in draw.first..draw.first + u64::from(call.rows) {
+            let name = PadName { key: *draw.key.bytes(), row };
+            if !self.drawn.insert(name.clone()) {
+                self.ledger.breaches.push(format!("row {row} was drawn again"));
+            }
+            self.ledger.learn((call.site, call.op == Op::Backward), name, row);
+        }
+    }
+
+    /// Pads that were used; see [`Ledger::audited`].
+    #[must_use]
+    pub fn audited(&mut self) -> usize {
+        for (call, heads) in std::mem::take(&mut self.waiting) {
+            for head in heads {
+                self.ledger.spend(&call, head);
+            }
+        }
+        self.ledger.audited()
+    }
+}
