@@ -43,7 +43,7 @@ pub(crate) enum Name {
     SplitBatching,
     /// Split clients and resident requests, together and one after the other.
     SplitMixed,
-    /// Masking `paper` beside `off`.
+    /// What masking costs a split client, and what exact arithmetic costs.
     SplitMasking,
     /// A split client that drafts at home, over emulated round trips.
     Speculate,

@@ -2,6 +2,7 @@
 
 use std::{
     cell::RefCell,
+    hint::black_box,
     thread,
     time::{Duration, Instant},
 };
@@ -21,8 +22,10 @@ use crate::{
     report::{Better, Comparison, Target},
 };
 
-/// Of a matrix that is read from the second-level cache, as those of the model here are.
+/// Of a matrix.
 const WIDTH: usize = 1536;
+/// Matrices that are met in turn: like those of a model, they do not lie in the second-level cache.
+const MATRICES: usize = 24;
 /// How much longer than `fast` one row may take.
 const ROW_MOST: f64 = 2.5;
 /// How much faster than by words it is to be.
@@ -58,9 +61,9 @@ pub(super) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
     measured.join().unwrap_or_else(|_| Err(anyhow!("measuring products panicked")))
 }
 
-/// A matrix and what goes through it.
+/// Matrices and what goes through them.
 struct Sides {
-    matrix: PackedMatrix,
+    matrices: Vec<PackedMatrix>,
     exponent: i32,
     words: Vec<u64>,
     values: Vec<f32>,
@@ -72,12 +75,13 @@ impl Sides {
         // Halves of two such bytes are small numbers, and so are weights whose scales they are.
         let bytes = kind.row_bytes(WIDTH).context("no whole rows")? * WIDTH;
         let data: Vec<u8> = (0..bytes).map(|_| 0x2c ^ random.random_range(0..4)).collect();
-        let matrix = PackedMatrix::pack(kind, &data, WIDTH, WIDTH)?;
-        let exponent = matrix.ring_form().context("no whole numbers")?.exact();
+        let pack = |_| PackedMatrix::pack(kind, &data, WIDTH, WIDTH);
+        let matrices: Vec<_> = (0..MATRICES).map(pack).collect::<Result<_, _>>()?;
+        let exponent = matrices[0].ring_form().context("no whole numbers")?.exact();
         let count = MOST_ROWS * WIDTH;
         let words = (0..count).map(|_| random.random()).collect();
         let values = (0..count).map(|_| random.random_range(-1.0..1.0)).collect();
-        Ok(Self { matrix, exponent, words, values })
+        Ok(Self { matrices, exponent, words, values })
     }
 
     /// Times of `rows` rows together.
@@ -98,7 +102,7 @@ impl Sides {
         let (ring, fast, by_words) = (ring?, fast?, by_words?);
         let row = |target: Target| Row {
             bench: "split-masking",
-            case: format!("{rows} rows modulo 2^64 through {WIDTH} x {WIDTH}, {format}"),
+            case: format!("{WIDTH} x {WIDTH} modulo 2^64, {format}, rows: {rows}"),
             unit: "us",
             better: Better::Lower,
             target: (rows == 1).then_some(target),
@@ -118,34 +122,32 @@ impl Sides {
     }
 
     fn modulo(&self, pool: &mut Pool, rows: usize, product: RingProduct) -> Duration {
-        let (x, part) = (&self.words[..rows * WIDTH], [self.part()]);
+        let x = &self.words[..rows * WIDTH];
         let mut out = vec![0; rows * WIDTH];
-        repeated(rows, || product(pool, Isa::best(), x, rows, &part, self.exponent, &mut out, WIDTH))
+        self.repeated(rows, |part| product(pool, Isa::best(), x, rows, &part, self.exponent, &mut out, WIDTH))
     }
 
     fn fast(&self, pool: &mut Pool, rows: usize) -> Duration {
-        let (mut x, part) = (Activations::default(), [self.part()]);
-        let mut out = vec![0.0; rows * WIDTH];
-        repeated(rows, || {
+        let (mut x, mut out) = (Activations::default(), vec![0.0; rows * WIDTH]);
+        self.repeated(rows, |part| {
             x.reshape(rows, WIDTH);
             x.values_mut().copy_from_slice(&self.values[..rows * WIDTH]);
-            x.prepare(pool, Isa::best(), self.matrix.forms(), Rounding::INT8);
+            x.prepare(pool, Isa::best(), part[0].matrix.forms(), Rounding::INT8);
             linear(pool, Isa::best(), &x, &part, &mut out, WIDTH);
         })
     }
 
-    fn part(&self) -> LinearPart<'_> {
-        LinearPart { matrix: &self.matrix, bias: None, column: 0 }
+    /// The time of a product of `rows` rows, of as many as a turn has, once all matrices have been met.
+    fn repeated(&self, rows: usize, mut product: impl FnMut([LinearPart<'_>; 1])) -> Duration {
+        let times = (ROWS_OF_A_TURN / rows).max(MATRICES / 4);
+        let mut meet = |matrix: &PackedMatrix| {
+            product([LinearPart { matrix: black_box(matrix), bias: None, column: 0 }])
+        };
+        self.matrices.iter().for_each(&mut meet);
+        let begun = Instant::now();
+        self.matrices.iter().cycle().take(times).for_each(meet);
+        begun.elapsed() / u32::try_from(times).unwrap_or(u32::MAX)
     }
 }
 
 type RingProduct = fn(&mut Pool, Isa, &[u64], usize, &[LinearPart<'_>], i32, &mut [u64], usize);
-
-/// The time of a product of `rows` rows, of as many as a turn has, once the first has found its memory.
-fn repeated(rows: usize, mut product: impl FnMut()) -> Duration {
-    let times = ROWS_OF_A_TURN / rows;
-    product();
-    let begun = Instant::now();
-    (0..times).for_each(|_| product());
-    begun.elapsed() / u32::try_from(times).unwrap_or(u32::MAX)
-}
