@@ -31,7 +31,7 @@ use self::{
 use super::{
     Direction,
     ring::Route,
-    whole::{offers, words, words_mut},
+    whole::{cover, offers, uncover, words, words_mut},
 };
 use crate::{
     error::CallError,
@@ -114,7 +114,7 @@ impl Padded {
         for (pad, row) in self.taken.iter().zip(self.masked.chunks_mut(width)) {
             pad.fill(words_mut(row));
         }
-        self.masked.iter_mut().zip(x).for_each(|(r, x)| *r = r.wrapping_add(*x));
+        cover(&mut self.masked, x);
         Ok(())
     }
 }
@@ -144,7 +144,7 @@ impl Route for Padded {
                 self.cover(ask, x, input)?;
             }
             for (pad, row) in self.taken.iter().zip(out.chunks_mut(output)) {
-                row.iter_mut().zip(pad.effect()).for_each(|(y, r)| *y = y.wrapping_sub(*r));
+                uncover(row, pad.effect());
             }
             self.taken.clear();
         }

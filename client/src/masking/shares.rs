@@ -11,7 +11,7 @@ use zeroize::Zeroize as _;
 use super::{
     ring::Route,
     site_name,
-    whole::{offers, words, words_mut},
+    whole::{cover, offers, uncover, words, words_mut},
 };
 use crate::{
     error::CallError,
@@ -92,7 +92,7 @@ impl Shares {
         self.masked.resize(x.len(), 0);
         self.effect.resize(out.len(), 0);
         draw.fill(0, 2 * x.len() / rows, words_mut(&mut self.masked));
-        self.masked.iter_mut().zip(x).for_each(|(r, x)| *r = r.wrapping_add(*x));
+        cover(&mut self.masked, x);
         let Self { second, masked, effect, .. } = self;
         let ([first_trial, second_trial], mut first) = (trials, None);
         // The seed first: the second executor computes while the rows are on their way to the first.
@@ -134,7 +134,7 @@ impl Route for Shares {
             while !self.attempt(session, &mut trials, x, out, rows)? {
                 trials.iter_mut().for_each(Trial::renew);
             }
-            out.iter_mut().zip(&self.effect).for_each(|(y, r)| *y = y.wrapping_sub(*r));
+            uncover(out, &self.effect);
         }
         Ok(())
     }

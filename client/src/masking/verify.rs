@@ -49,7 +49,7 @@ impl Drop for Check {
 }
 
 /// As numbers with signs; a sum of 2^26 products of 62 and 62 bits does not overflow.
-fn product(a: &[u64], b: &[u64]) -> i128 {
+pub(super) fn product(a: &[u64], b: &[u64]) -> i128 {
     let signed = |number: u64| i128::from(number.cast_signed());
     a.iter().zip(b).map(|(&a, &b)| signed(a) * signed(b)).sum()
 }
