@@ -27,6 +27,8 @@ pub mod pads;
 mod paper;
 mod ring;
 pub mod shares;
+#[cfg(test)]
+mod timing;
 pub mod verify;
 mod whole;
 

@@ -41,11 +41,21 @@ pub fn keep_memory_private() -> Result<(), CallError> {
 
 #[cfg(test)]
 mod tests {
+    use rustix::process::{dumpable_behavior, getrlimit};
+
     use super::*;
 
     #[test]
     fn no_two_keys_are_the_same() {
         let [first, second] = [key(), key()].map(|key| key.expect("there is randomness"));
         assert_ne!(first, second);
+    }
+
+    #[test]
+    fn a_process_that_keeps_its_memory_private_dumps_no_core_and_cannot_be_looked_into() {
+        keep_memory_private().expect("the system allows it");
+        let none = Rlimit { current: Some(0), maximum: Some(0) };
+        assert_eq!(getrlimit(Resource::Core), none);
+        assert_eq!(dumpable_behavior(), Ok(DumpableBehavior::NotDumpable));
     }
 }

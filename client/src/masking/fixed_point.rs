@@ -5,7 +5,8 @@
 //! a number with a sign without any doubt.
 
 /// Writes `row` as whole numbers below `2^bits` in magnitude, with a sign and modulo 2^64; returns the exponent of the power of two
-/// that they are multiples of. `None` if a number is not finite.
+/// that they are multiples of. `None` if a number is not finite. It takes as long whatever finite numbers there are, but
+/// for some nanoseconds where all are zeros.
 pub(super) fn to_whole(row: &[f32], bits: u32, whole: &mut [u64]) -> Option<i32> {
     // Of numbers without their signs the order is that of their bits, and none that is not finite is smaller than one that is.
     let largest = row.iter().fold(0, |most, x| most.max(x.abs().to_bits()));
@@ -13,21 +14,23 @@ pub(super) fn to_whole(row: &[f32], bits: u32, whole: &mut [u64]) -> Option<i32>
     if !largest.is_finite() {
         return None;
     }
-    if largest == 0.0 {
-        whole.fill(0);
-        return Some(0);
-    }
-    let bits = i32::try_from(bits).ok()?;
-    let mut exponent = magnitude(largest) + 1 - bits;
-    if rounded(largest, power_of_two(-exponent)).unsigned_abs() >> bits != 0 {
-        // The largest was rounded up to the next power of two.
-        exponent += 1;
-    }
+    let exponent = exponent(largest, i32::try_from(bits).ok()?);
     let unit = power_of_two(-exponent);
     for (whole, &x) in whole.iter_mut().zip(row) {
         *whole = rounded(x, unit).cast_unsigned();
     }
     Some(exponent)
+}
+
+/// With which a number has so many bits; that of zeros is 0.
+fn exponent(largest: f32, bits: i32) -> i32 {
+    let is_zero = largest == 0.0;
+    // Any number will do for zeros: the same is done with it.
+    let largest = if is_zero { 1.0 } else { largest };
+    let exponent = magnitude(largest) + 1 - bits;
+    // It may be rounded up to the next power of two.
+    let exceeds = rounded(largest, power_of_two(-exponent)).unsigned_abs() >> bits != 0;
+    if is_zero { 0 } else { exponent + i32::from(exceeds) }
 }
 
 /// Reads whole numbers with a sign, of which each stands for so many times `2^exponent`, rounded to the nearest float.
@@ -50,12 +53,14 @@ fn magnitude(x: f32) -> i32 {
     i32::try_from(biased).unwrap_or(0) - 1023
 }
 
-/// `x times`, below 2^31 in magnitude, to the nearest whole number, of two equally near to the even one.
-fn rounded(x: f32, times: f64) -> i64 {
-    // Sums with this number have no bits behind the point, and those of the whole number are their lowest.
-    const ROUND: f64 = 1.5 * (1_u64 << 52) as f64;
-    let sum = f64::from(x) * times + ROUND;
-    sum.to_bits().cast_signed() - ROUND.to_bits().cast_signed()
+/// Added to a number below 2^51 in magnitude, it leaves no bits behind the point, rounded as floats are, and the number in the last
+/// bits of the sum. Where a processor is not asked for more than x86-64 has, `round_ties_even` is a function with branches.
+const SHIFT: f64 = 6_755_399_441_055_744.0;
+
+/// `x` times `unit`, below 2^31 in magnitude, to the nearest whole number, of two equally near to the even one.
+fn rounded(x: f32, unit: f64) -> i64 {
+    let shifted = f64::from(x) * unit + SHIFT;
+    shifted.to_bits().wrapping_sub(SHIFT.to_bits()).cast_signed()
 }
 
 /// As f64, which holds those of all floats' exponents and weights' ones together; beyond, 0 or infinity.

@@ -31,7 +31,7 @@ use self::{
 use super::{
     Direction,
     ring::Route,
-    whole::{offers, words, words_mut},
+    whole::{cover, offers, uncover, words, words_mut},
 };
 use crate::{
     error::CallError,
@@ -115,7 +115,7 @@ impl Padded {
         }
         for ((pad, row), x) in self.taken.iter().zip(self.masked.chunks_mut(width)).zip(x.chunks(width)) {
             pad.fill(words_mut(row));
-            row.iter_mut().zip(x).for_each(|(r, x)| *r = r.wrapping_add(*x));
+            cover(row, x);
         }
         Ok(())
     }
@@ -146,7 +146,7 @@ impl Route for Padded {
                 self.cover(ask, x, input)?;
             }
             for (pad, row) in self.taken.iter().zip(out.chunks_mut(output)) {
-                row.iter_mut().zip(pad.effect()).for_each(|(y, r)| *y = y.wrapping_sub(*r));
+                uncover(row, pad.effect());
             }
             self.taken.clear();
         }

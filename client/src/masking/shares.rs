@@ -11,7 +11,7 @@ use zeroize::Zeroize as _;
 use super::{
     ring::Route,
     shapes_of, site_name,
-    whole::{offers, words, words_mut},
+    whole::{cover, offers, uncover, words, words_mut},
 };
 use crate::{
     error::CallError,
@@ -101,7 +101,7 @@ impl Shares {
         // The seed first: the second executor computes while the rows are covered here, and on their way to the first.
         let mut meanwhile = || {
             draw.fill(0, 2 * x.len() / rows, words_mut(masked));
-            masked.iter_mut().zip(x).for_each(|(r, x)| *r = r.wrapping_add(*x));
+            cover(masked, x);
             first = Some(session.attempt(first_trial, words(masked), words_mut(out), &mut || {}));
         };
         let answered = second.attempt(second_trial, &*draw.to_words(), words_mut(effect), &mut meanwhile)?;
@@ -139,7 +139,7 @@ impl Route for Shares {
             while !self.attempt(session, &mut trials, x, out, rows)? {
                 trials.iter_mut().for_each(Trial::renew);
             }
-            out.iter_mut().zip(&self.effect).for_each(|(y, r)| *y = y.wrapping_sub(*r));
+            uncover(out, &self.effect);
         }
         Ok(())
     }

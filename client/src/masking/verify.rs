@@ -51,7 +51,7 @@ impl Drop for Check {
 }
 
 /// As numbers with signs; a sum of 2^26 products of 62 and 62 bits does not overflow.
-fn product<T: Copy + Into<i64>>(a: &[u64], b: &[T]) -> i128 {
+pub(super) fn product<T: Copy + Into<i64>>(a: &[u64], b: &[T]) -> i128 {
     a.iter().zip(b).map(|(&a, &b)| i128::from(a.cast_signed()) * i128::from(b.into())).sum()
 }
 

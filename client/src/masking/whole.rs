@@ -21,6 +21,16 @@ pub(super) fn words_mut(numbers: &mut [u64]) -> &mut [f32] {
     bytemuck::cast_slice_mut(numbers)
 }
 
+/// Covers rows: what was pads is rows plus pads.
+pub(super) fn cover(pads: &mut [u64], rows: &[u64]) {
+    pads.iter_mut().zip(rows).for_each(|(r, x)| *r = r.wrapping_add(*x));
+}
+
+/// Takes what the weights make of pads out of an answer.
+pub(super) fn uncover(answer: &mut [u64], effect: &[u64]) {
+    answer.iter_mut().zip(effect).for_each(|(y, r)| *y = y.wrapping_sub(*r));
+}
+
 /// What a session's sites say of their integers.
 ///
 /// # Errors

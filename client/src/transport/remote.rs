@@ -19,6 +19,7 @@ use shmproto::{
     },
     zmtp::{self, Event},
 };
+use zeroize::Zeroize as _;
 
 use super::{
     Connect, Transport, check_reply,
@@ -161,6 +162,13 @@ struct RemoteTransport {
 impl fmt::Debug for RemoteTransport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RemoteTransport").field("deadline", &self.deadline).finish_non_exhaustive()
+    }
+}
+
+impl Drop for RemoteTransport {
+    fn drop(&mut self) {
+        // The last draw's key may be in it.
+        self.message.zeroize();
     }
 }
 

@@ -24,20 +24,30 @@ pub const DRAW_BYTES: usize = 4 * DRAW_WORDS;
 const CHUNK_WORDS: usize = 256;
 
 /// What rows are made from. Overwritten when it is dropped, and shown to nobody.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Key(Zeroizing<[u8; KEY_BYTES]>);
+///
+/// It stays where it is: moved, it would leave a copy behind on the stack that nobody overwrites.
+#[derive(PartialEq, Eq)]
+pub struct Key(Box<Zeroizing<[u8; KEY_BYTES]>>);
 
 impl Key {
     /// The key of these bytes; theirs to overwrite is the caller's.
     #[must_use]
     pub fn new(bytes: &[u8; KEY_BYTES]) -> Self {
-        Self(Zeroizing::new(*bytes))
+        let mut key = Box::new(Zeroizing::new([0; KEY_BYTES]));
+        key.copy_from_slice(bytes);
+        Self(key)
     }
 
     /// Its bytes.
     #[must_use]
     pub fn bytes(&self) -> &[u8; KEY_BYTES] {
         &self.0
+    }
+}
+
+impl Clone for Key {
+    fn clone(&self) -> Self {
+        Self::new(self.bytes())
     }
 }
 
@@ -82,7 +92,7 @@ impl Draw {
             *bytes = word.to_bits().to_le_bytes();
         }
         let [low, high] = [first[0], first[1]].map(|word| u64::from(word.to_bits()));
-        Self { key: Key(bytes), first: high << 32 | low }
+        Self { key: Key::new(&bytes), first: high << 32 | low }
     }
 
     /// Makes rows of `width` words of 32 bits, from the row `skipped` behind the first on, to fill `out`. Numbers of rows begin

@@ -5,7 +5,7 @@
 
 use std::{
     array,
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
     fs,
     path::{Path, PathBuf},
 };
@@ -67,9 +67,9 @@ impl Ledger {
     /// A pad of a site, in one direction, and its number there.
     fn learn(&mut self, place: (u32, bool), name: PadName, number: u64) {
         let known = self.known.entry(place).or_default();
-        if !known.contains_key(&name) {
-            let head = name.head();
-            known.insert(name, (head, number));
+        if let Entry::Vacant(new) = known.entry(name) {
+            let head = new.key().head();
+            new.insert((head, number));
         }
     }
 

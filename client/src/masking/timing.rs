@@ -1,0 +1,165 @@
+//! Whether what is done with secrets takes as long whatever they are (dudect: Reparaz, Balasch, Verbauwhede, 2017).
+//!
+//! Two classes of inputs, a fixed one and random ones, in random order; times beyond the 90th percentile are left out, for what
+//! interrupts a process is nobody's secret; and Welch's t of the rest. These tests say how long something took, so they run when
+//! somebody asks for them, on a machine that is left alone:
+//!
+//! ```text
+//! cargo test -p client --lib timing -- --ignored --nocapture --test-threads 1
+//! ```
+
+use std::{hint::black_box, time::Instant};
+
+use shmproto::layer::draw::{Draw, KEY_BYTES, Key};
+
+use super::{
+    fixed_point::{from_whole, to_whole},
+    verify::product,
+    whole::{cover, uncover, words_mut},
+};
+
+/// Measurements of each operation.
+const MEASUREMENTS: usize = 200_000;
+/// Numbers of a row, as SmolLM2 has them.
+const WIDTH: usize = 576;
+/// Beyond it dudect calls the classes different; below 4.5 it has found nothing.
+const MAX_T: f64 = 10.0;
+
+/// Random numbers that need not be secret.
+struct Random(Draw);
+
+impl Random {
+    fn new() -> Self {
+        Self(Draw { key: Key::new(&[3; KEY_BYTES]), first: 0 })
+    }
+
+    fn numbers(&mut self, count: usize) -> Vec<u64> {
+        let mut numbers = vec![0; count];
+        self.0.fill(0, 2 * count, words_mut(&mut numbers));
+        self.0.first += 1;
+        numbers
+    }
+
+    /// Between -1 and 1.
+    #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "any numbers will do")]
+    fn floats(&mut self, count: usize) -> Vec<f32> {
+        self.numbers(count).into_iter().map(|x| (x.cast_signed() as f64 / i64::MAX as f64) as f32).collect()
+    }
+}
+
+/// Mean, variance and number of times.
+#[expect(clippy::cast_precision_loss, reason = "few enough")]
+fn moments(times: &[u64]) -> (f64, f64, f64) {
+    let count = times.len() as f64;
+    let mean = times.iter().map(|&time| time as f64).sum::<f64>() / count;
+    let square = times.iter().map(|&time| (time as f64 - mean).powi(2)).sum::<f64>();
+    (mean, square / (count - 1.0), count)
+}
+
+/// Welch's t of two lists of times, the slowest tenth of all left out.
+fn welch(classes: &[Vec<u64>; 2]) -> f64 {
+    let mut all = classes.concat();
+    all.sort_unstable();
+    let most = all[all.len() * 9 / 10];
+    let [fixed, random] = classes
+        .each_ref()
+        .map(|times| moments(&times.iter().copied().filter(|&time| time <= most).collect::<Vec<_>>()));
+    (fixed.0 - random.0) / (fixed.1 / fixed.2 + random.1 / random.2).sqrt()
+}
+
+/// Times `work` on `fixed`, or on something that `draw` makes; says what came of it.
+fn compare<T: Clone>(
+    what: &str,
+    fixed: &T,
+    mut draw: impl FnMut(&mut Random) -> T,
+    mut work: impl FnMut(&T),
+) -> f64 {
+    let (mut random, mut classes) = (Random::new(), [Vec::new(), Vec::new()]);
+    let order = random.numbers(MEASUREMENTS);
+    for class in order.into_iter().map(|number| usize::from(number % 2 == 1)) {
+        // Both are made anew, whichever is taken.
+        let (drawn, same) = (draw(&mut random), fixed.clone());
+        let input = black_box(if class == 1 { drawn } else { same });
+        let begun = Instant::now();
+        work(&input);
+        classes[class].push(u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX));
+    }
+    let (t, mean) = (welch(&classes), moments(&classes[1]).0);
+    println!("{what}: t = {t:.1}, {mean:.0} ns");
+    t
+}
+
+fn assert_alike(what: &str, t: f64) {
+    assert!(t.abs() < MAX_T, "{what}: how long it takes depends on what is secret, t = {t}");
+}
+
+#[test]
+#[ignore = "how long something took is for a machine that is left alone"]
+fn pads_are_made_added_and_removed_in_the_same_time_whatever_they_are() {
+    let (mut out, row) = (vec![0; WIDTH], Random::new().numbers(WIDTH));
+    let key = |random: &mut Random| {
+        let numbers = random.numbers(KEY_BYTES / 8);
+        let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+        Key::new(bytes[..].try_into().expect("so many bytes"))
+    };
+    let t = compare("making a pad", &Key::new(&[0; KEY_BYTES]), key, |key| {
+        Draw { key: key.clone(), first: 0 }.fill(0, 2 * WIDTH, words_mut(&mut out));
+    });
+    assert_alike("making", t);
+    let numbers = |random: &mut Random| random.numbers(WIDTH);
+    let mut work = row.clone();
+    let t = compare("covering a row", &vec![0; WIDTH], numbers, |x| cover(black_box(&mut work), x));
+    assert_alike("covering", t);
+    let t = compare("uncovering an answer", &vec![0; WIDTH], numbers, |r| uncover(black_box(&mut work), r));
+    assert_alike("uncovering", t);
+}
+
+#[test]
+#[ignore = "how long something took is for a machine that is left alone"]
+fn answers_are_checked_in_the_same_time_whatever_the_secrets_are() {
+    let y = Random::new().numbers(WIDTH);
+    let secret = |random: &mut Random| -> Vec<u32> {
+        random.numbers(WIDTH).into_iter().map(|number| number as u32 & ((1 << 30) - 1)).collect()
+    };
+    for (name, fixed) in [("zeros", 0), ("ones", (1 << 30) - 1)] {
+        let what = format!("checking, {name}");
+        let t = compare(&what, &vec![fixed; WIDTH], secret, |s| {
+            black_box(product(black_box(&y), s));
+        });
+        assert_alike(&what, t);
+    }
+}
+
+#[test]
+#[ignore = "how long something took is for a machine that is left alone"]
+fn rows_become_whole_numbers_in_the_same_time_whatever_they_are() {
+    let (mut whole, mut back) = (vec![0; WIDTH], vec![0.0; WIDTH]);
+    let floats = |random: &mut Random| random.floats(WIDTH);
+    // Zeros alone are told from others by some nanoseconds, which docs/performance/split.md says.
+    for (name, fixed) in [("ones", 1.0), ("the largest", f32::MAX)] {
+        let what = format!("a row as whole numbers, {name}");
+        let t = compare(&what, &vec![fixed; WIDTH], floats, |row| {
+            black_box(to_whole(row, 30, black_box(&mut whole)));
+        });
+        assert_alike(&what, t);
+    }
+    let answers = |random: &mut Random| -> Vec<u64> {
+        random.numbers(WIDTH).into_iter().map(|number| (number.cast_signed() >> 2).cast_unsigned()).collect()
+    };
+    let t = compare("whole numbers as a row, zeros", &vec![0; WIDTH], answers, |y| {
+        from_whole(y, -40, black_box(&mut back));
+    });
+    assert_alike("an answer", t);
+}
+
+/// What finds nothing above finds something here.
+#[test]
+#[ignore = "how long something took is for a machine that is left alone"]
+fn what_ends_early_is_seen() {
+    let zeros = vec![0_u64; WIDTH];
+    let numbers = |random: &mut Random| random.numbers(WIDTH);
+    let t = compare("a comparison that ends early", &zeros, numbers, |x| {
+        black_box(x.iter().zip(&zeros).all(|(a, b)| black_box(a) == b));
+    });
+    assert!(t.abs() > MAX_T, "{t}");
+}
