@@ -31,7 +31,7 @@ const ROW_MOST: f64 = 2.5;
 /// How much faster than by words it is to be.
 const WORDS_LEAST: f64 = 3.0;
 /// Rows of a prompt.
-const MOST_ROWS: usize = 128;
+const PROMPT_ROWS: usize = 128;
 /// Rows that go through the matrix in a turn, together or one by one.
 const ROWS_OF_A_TURN: usize = 512;
 
@@ -52,7 +52,7 @@ pub(super) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
         let mut comparisons = Vec::new();
         for (kind, format) in FORMATS {
             let sides = Sides::new(kind)?;
-            for rows in [1, MOST_ROWS] {
+            for rows in [1, PROMPT_ROWS] {
                 comparisons.extend(sides.compare(&mut pool, runs, rows, format)?);
             }
         }
@@ -78,7 +78,7 @@ impl Sides {
         let pack = |_| PackedMatrix::pack(kind, &data, WIDTH, WIDTH);
         let matrices: Vec<_> = (0..MATRICES).map(pack).collect::<Result<_, _>>()?;
         let exponent = matrices[0].ring_form().context("no whole numbers")?.exact();
-        let count = MOST_ROWS * WIDTH;
+        let count = PROMPT_ROWS * WIDTH;
         let words = (0..count).map(|_| random.random()).collect();
         let values = (0..count).map(|_| random.random_range(-1.0..1.0)).collect();
         Ok(Self { matrices, exponent, words, values })
