@@ -31,7 +31,7 @@ use self::{
 use super::{
     Direction,
     ring::Route,
-    whole::{cover, offers, uncover, words, words_mut},
+    whole::{cover, first, offers, uncover, words, words_mut},
 };
 use crate::{
     error::CallError,
@@ -110,10 +110,8 @@ impl Padded {
     fn cover(&mut self, ask: Ask, x: &[u64], width: usize) -> Result<(), CallError> {
         self.taken.clear();
         self.pads.take(ask, x.len() / width, &mut self.taken)?;
-        if self.masked.len() < x.len() {
-            self.masked.resize(x.len(), 0);
-        }
-        for ((pad, row), x) in self.taken.iter().zip(self.masked.chunks_mut(width)).zip(x.chunks(width)) {
+        let masked = first(&mut self.masked, x.len());
+        for ((pad, row), x) in self.taken.iter().zip(masked.chunks_mut(width)).zip(x.chunks(width)) {
             pad.fill(words_mut(row));
             cover(row, x);
         }

@@ -11,7 +11,7 @@ use shmproto::layer::{Op, Path};
 use super::{
     Direction, Mask, Place, fixed_point, shapes_of, site_name,
     verify::Verifying,
-    whole::{offers, words, words_mut},
+    whole::{first, offers, words, words_mut},
 };
 use crate::{
     error::CallError,
@@ -98,12 +98,10 @@ impl Ring {
         of: &Session,
     ) -> Result<(), CallError> {
         let sent = self.sent(rows.len() / width) * width;
-        if self.x.len() < sent {
-            self.x.resize(sent, 0);
-        }
-        self.x[rows.len()..sent].fill(0);
+        let (whole, behind) = first(&mut self.x, sent).split_at_mut(rows.len());
+        behind.fill(0);
         self.exponents.clear();
-        for (number, (row, whole)) in rows.chunks(width).zip(self.x.chunks_mut(width)).enumerate() {
+        for (number, (row, whole)) in rows.chunks(width).zip(whole.chunks_mut(width)).enumerate() {
             let site = || site_name(place.site, &shapes_of(&of.catalog().sites));
             let exponent = fixed_point::to_whole(row, bits, whole)
                 .ok_or_else(|| CallError::NotFinite { site: site(), row: number })?;
@@ -180,10 +178,7 @@ impl Mask for Ring {
         let bits = ring_bits(offer.l1[place.direction as usize]).ok_or_else(no_ring)?;
         self.convert(place, input, bits, rows, session)?;
         let sent = self.sent(count);
-        if self.y.len() < sent * output {
-            self.y.resize(sent * output, 0);
-        }
-        let (x, y) = (&self.x[..sent * input], &mut self.y[..sent * output]);
+        let (x, y) = (&self.x[..sent * input], first(&mut self.y, sent * output));
         self.route.call(session, ask, x, y)?;
         if let Some(verifying) = &self.verifying {
             verifying.check(place, x, y)?;

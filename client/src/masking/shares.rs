@@ -11,7 +11,7 @@ use zeroize::Zeroize as _;
 use super::{
     ring::Route,
     shapes_of, site_name,
-    whole::{cover, offers, uncover, words, words_mut},
+    whole::{cover, first, offers, uncover, words, words_mut},
 };
 use crate::{
     error::CallError,
@@ -89,23 +89,17 @@ impl Shares {
         rows: usize,
     ) -> Result<bool, CallError> {
         let draw = self.take(rows)?;
-        if self.masked.len() < x.len() {
-            self.masked.resize(x.len(), 0);
-        }
-        if self.effect.len() < out.len() {
-            self.effect.resize(out.len(), 0);
-        }
         let Self { second, masked, effect, .. } = self;
-        let (masked, effect) = (&mut masked[..x.len()], &mut effect[..out.len()]);
-        let ([first_trial, second_trial], mut first) = (trials, None);
+        let (masked, effect) = (first(masked, x.len()), first(effect, out.len()));
+        let ([first_trial, second_trial], mut answer) = (trials, None);
         // The seed first: the second executor computes while the rows are covered here, and on their way to the first.
         let mut meanwhile = || {
             draw.fill(0, 2 * x.len() / rows, words_mut(masked));
             cover(masked, x);
-            first = Some(session.attempt(first_trial, words(masked), words_mut(out), &mut || {}));
+            answer = Some(session.attempt(first_trial, words(masked), words_mut(out), &mut || {}));
         };
         let answered = second.attempt(second_trial, &*draw.to_words(), words_mut(effect), &mut meanwhile)?;
-        Ok(first.transpose()? == Some(true) && answered)
+        Ok(answer.transpose()? == Some(true) && answered)
     }
 }
 

@@ -21,6 +21,14 @@ pub(super) fn words_mut(numbers: &mut [u64]) -> &mut [f32] {
     bytemuck::cast_slice_mut(numbers)
 }
 
+/// The first `count` numbers of `room`, which is made larger where there are fewer: what it holds is another call's.
+pub(super) fn first(room: &mut Vec<u64>, count: usize) -> &mut [u64] {
+    if room.len() < count {
+        room.resize(count, 0);
+    }
+    &mut room[..count]
+}
+
 /// Covers rows: what was pads is rows plus pads.
 pub(super) fn cover(pads: &mut [u64], rows: &[u64]) {
     pads.iter_mut().zip(rows).for_each(|(r, x)| *r = r.wrapping_add(*x));

@@ -45,6 +45,40 @@ struct Layout {
     rows: [u8; 16],
 }
 
+impl Layout {
+    /// Of eight registers, each of so many rows of so many bytes.
+    const fn of(row_bytes: [u16; 8], rows: [u8; 8]) -> Self {
+        let [a, b, c, d, e, f, g, h] = row_bytes;
+        let row_bytes = [a, b, c, d, e, f, g, h, 0, 0, 0, 0, 0, 0, 0, 0];
+        let [a, b, c, d, e, f, g, h] = rows;
+        let rows = [a, b, c, d, e, f, g, h, 0, 0, 0, 0, 0, 0, 0, 0];
+        Self { palette: 1, first_row: 0, reserved: [0; 14], row_bytes, rows }
+    }
+}
+
+/// This thread's registers, until they are given back: when this is dropped.
+struct Registers(PhantomData<*mut ()>);
+
+impl Registers {
+    /// # Safety
+    ///
+    /// [`is_granted`] was true, no others of this thread are left, and the unit has such registers.
+    #[inline(always)]
+    unsafe fn lay_out(layout: &Layout) -> Self {
+        // SAFETY: the caller's.
+        unsafe { asm!("ldtilecfg [{}]", in(reg) layout, options(nostack, readonly)) };
+        Self(PhantomData)
+    }
+}
+
+impl Drop for Registers {
+    #[inline(always)]
+    fn drop(&mut self) {
+        // SAFETY: nobody else uses them. Registers that are empty need not be saved when threads change.
+        unsafe { asm!("tilerelease", options(nostack, nomem)) };
+    }
+}
+
 /// The registers, laid out for sixteen rows of activations and the sixteen of a panel:
 ///
 /// ```text
@@ -54,15 +88,9 @@ struct Layout {
 /// ```
 ///
 /// They are this thread's, until they are given back: when this is dropped.
-pub(crate) struct Tiles(PhantomData<*mut ()>);
+pub(crate) struct Tiles(Registers);
 
-static LAYOUT: Layout = Layout {
-    palette: 1,
-    first_row: 0,
-    reserved: [0; 14],
-    row_bytes: [64, 64, 32, 32, 64, 64, 16, 64, 0, 0, 0, 0, 0, 0, 0, 0],
-    rows: [16, 16, 16, 16, 8, 8, 16, 4, 0, 0, 0, 0, 0, 0, 0, 0],
-};
+static GROUPS: Layout = Layout::of([64, 64, 32, 32, 64, 64, 16, 64], [16, 16, 16, 16, 8, 8, 16, 4]);
 
 impl Tiles {
     /// Lays this thread's registers out, which takes as long as five groups.
@@ -72,9 +100,8 @@ impl Tiles {
     /// [`is_granted`] was true, and no other `Tiles` of this thread are left.
     #[inline(always)]
     pub(crate) unsafe fn lay_out() -> Self {
-        // SAFETY: the layout is one that the unit has.
-        unsafe { asm!("ldtilecfg [{}]", in(reg) &LAYOUT, options(nostack, readonly)) };
-        Self(PhantomData)
+        // SAFETY: the caller's.
+        Self(unsafe { Registers::lay_out(&GROUPS) })
     }
 
     /// The products of a group: `sums[m][lane] = sum over k of x[m][k] * codes[k / 4][lane][k % 4]`, exact.
@@ -138,17 +165,4 @@ impl Tiles {
             );
         }
     }
-}
-
-impl Drop for Tiles {
-    #[inline(always)]
-    fn drop(&mut self) {
-        give_back();
-    }
-}
-
-#[inline(always)]
-fn give_back() {
-    // SAFETY: nobody else uses them. Registers that are empty need not be saved when threads change.
-    unsafe { asm!("tilerelease", options(nostack, nomem)) };
 }

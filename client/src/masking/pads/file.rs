@@ -22,6 +22,11 @@ use crate::error::PoolError;
 
 const CHECK_BYTES: usize = 16;
 
+/// Bytes of a pad with an effect of so many numbers.
+fn pad_len(width: usize) -> usize {
+    KEY_BYTES + 8 * width + CHECK_BYTES
+}
+
 /// A file of pads.
 #[derive(Debug)]
 pub(super) struct PadFile {
@@ -43,11 +48,7 @@ impl PadFile {
 
     /// Bytes of a pad.
     pub(super) fn pad_bytes(width: usize) -> u64 {
-        (KEY_BYTES + 8 * width + CHECK_BYTES) as u64
-    }
-
-    fn pad_len(&self) -> usize {
-        KEY_BYTES + 8 * self.width + CHECK_BYTES
+        pad_len(width) as u64
     }
 
     /// Checks that so many pads are there.
@@ -71,7 +72,7 @@ impl PadFile {
 
     /// Writes pads, the first of them being `number`: a key, and what the site makes of its row. They are on the disk then.
     pub(super) fn write(&self, number: u64, keys: &[Key], effects: &[u64]) -> Result<(), PoolError> {
-        let mut bytes = Zeroizing::new(Vec::with_capacity(keys.len() * self.pad_len()));
+        let mut bytes = Zeroizing::new(Vec::with_capacity(keys.len() * pad_len(self.width)));
         for ((key, effect), number) in keys.iter().zip(effects.chunks(self.width)).zip(number..) {
             let from = bytes.len();
             bytes.extend(key.bytes());
@@ -85,7 +86,10 @@ impl PadFile {
         written.map_err(|source| PoolError::io(&self.path, source))
     }
 
-    /// Reads pads that are burnt already, and erases them.
+    /// Reads pads that are burnt already into `room` and on to `pads`, and erases them.
+    ///
+    /// # Errors
+    /// The disk fails, or one does not fit its hash: then none is to be used.
     pub(super) fn take(
         &self,
         numbers: Range<u64>,
@@ -93,24 +97,20 @@ impl PadFile {
         pads: &mut Vec<Pad>,
     ) -> Result<(), PoolError> {
         let failed = |source| PoolError::io(&self.path, source);
-        let at = numbers.start * self.pad_len() as u64;
+        let at = numbers.start * pad_len(self.width) as u64;
         let count = usize::try_from(numbers.end - numbers.start).unwrap_or(usize::MAX);
-        let bytes = count.saturating_mul(self.pad_len());
+        let bytes = count.saturating_mul(pad_len(self.width));
         if room.len() < bytes {
             room.resize(bytes, 0);
         }
         let room = &mut room[..bytes];
         self.file.read_exact_at(room, at).map_err(failed)?;
-        let first = pads.len();
-        for (pad, number) in room.chunks(self.pad_len()).zip(numbers) {
+        for (pad, number) in room.chunks(pad_len(self.width)).zip(numbers) {
             pads.push(self.parse(pad, number)?);
         }
         failpoint::pass("client.pad_read");
         room.fill(0);
-        self.file.write_all_at(room, at).map_err(|source| {
-            pads.truncate(first);
-            failed(source)
-        })?;
+        self.file.write_all_at(room, at).map_err(failed)?;
         failpoint::pass("client.pad_erased");
         Ok(())
     }

@@ -1,8 +1,8 @@
 //! Products of numbers by their digits, through registers that are all of sixteen rows of 64 bytes.
 
-use std::{arch::asm, marker::PhantomData};
+use std::arch::asm;
 
-use super::{Layout, give_back};
+use super::{Layout, Registers};
 
 /// Digits of a number: bytes with signs, the lowest first.
 pub(crate) const DIGITS: usize = 8;
@@ -25,27 +25,20 @@ pub(crate) const TILE_SUMS: usize = 256;
 /// Of both, one is on the left: `[16, 64]` bytes; the other on the right, `[64 / 4, 16 x 4]` bytes.
 ///
 /// They are this thread's, until they are given back: when this is dropped.
-pub(crate) struct Squares(PhantomData<*mut ()>);
+pub(crate) struct Squares(Registers);
 
-static SQUARES: Layout = Layout {
-    palette: 1,
-    first_row: 0,
-    reserved: [0; 14],
-    row_bytes: [64, 64, 64, 64, 64, 64, 64, 64, 0, 0, 0, 0, 0, 0, 0, 0],
-    rows: [16, 16, 16, 16, 16, 16, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0],
-};
+static SQUARES: Layout = Layout::of([64; 8], [16; 8]);
 
 impl Squares {
     /// Lays this thread's registers out.
     ///
     /// # Safety
     ///
-    /// As [`Tiles::lay_out`].
+    /// As [`Tiles::lay_out`](super::Tiles::lay_out).
     #[inline(always)]
     pub(crate) unsafe fn lay_out() -> Self {
-        // SAFETY: the layout is one that the unit has.
-        unsafe { asm!("ldtilecfg [{}]", in(reg) &SQUARES, options(nostack, readonly)) };
-        Self(PhantomData)
+        // SAFETY: the caller's.
+        Self(unsafe { Registers::lay_out(&SQUARES) })
     }
 
     /// Sums of products of digits, by the place they stand for: `sums[p][m][n]` is that over `i + j = p` and all `k` of
@@ -105,13 +98,6 @@ impl Squares {
                 sums = in(reg) sums, row = in(reg) 64usize, options(nostack),
             );
         }
-    }
-}
-
-impl Drop for Squares {
-    #[inline(always)]
-    fn drop(&mut self) {
-        give_back();
     }
 }
 
