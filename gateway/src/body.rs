@@ -4,6 +4,8 @@
 //! it passes the limit, and one that does not come in time is cut off. Only so many large ones are held at once: each
 //! has a permit from its first byte until it is dropped, wherever it has gone by then.
 
+pub(crate) mod rest;
+
 use std::{ops::Deref, sync::Arc};
 
 use axum::{

@@ -355,10 +355,6 @@ impl IntoResponse for ApiError {
                 headers.insert("x-should-retry", HeaderValue::from_static("false"));
             }
         }
-        if matches!(self.status, StatusCode::REQUEST_TIMEOUT | StatusCode::PAYLOAD_TOO_LARGE) {
-            // What is left of the body is not read.
-            headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
-        }
         if self.status == StatusCode::UNAUTHORIZED {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }

@@ -15,6 +15,7 @@ use tower_http::catch_panic::CatchPanicLayer;
 use crate::{
     app::App,
     auth::guard,
+    body::rest,
     caller::Access,
     drain,
     errors::ApiError,
@@ -186,6 +187,7 @@ fn around(router: Router<Arc<App>>, app: &Arc<App>) -> Router {
     router
         .layer(middleware::from_fn_with_state(Arc::clone(app), request::identify))
         .layer(middleware::from_fn(ollama::errors::reshape))
+        .layer(middleware::from_fn(rest::read))
         .with_state(Arc::clone(app))
 }
 

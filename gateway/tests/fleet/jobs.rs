@@ -40,7 +40,8 @@ fn job(id: &str) -> JobRecord {
         choices: Choices::default(),
         metadata: BTreeMap::new(),
     };
-    JobRecord::new(id.to_owned(), "acme", order, format!("acme/{id}"), None)
+    // The same job whenever it is asked for.
+    JobRecord { created_at: 1, ..JobRecord::new(id.to_owned(), "acme", order, format!("acme/{id}"), None) }
 }
 
 fn event(message: &str) -> EventRecord {

@@ -1,10 +1,12 @@
 //! What is refused, with which status, code and parameter.
 
-use serde_json::{Value, json};
+use std::time::Duration;
 
+use serde_json::{Value, json};
 use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
-    time::timeout,
+    io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader},
+    net::TcpStream,
+    time::{sleep, timeout},
 };
 
 use crate::{
@@ -178,6 +180,48 @@ async fn a_body_that_is_compressed_or_not_chunked_as_it_says_is_told_so() {
     let mut answer = String::new();
     timeout(WATCHDOG, connection.read_to_string(&mut answer)).await.expect("it is answered").unwrap();
     assert!(answer.starts_with("HTTP/1.1 400 ") && answer.contains("\"invalid_body\""), "{answer}");
+}
+
+#[tokio::test]
+async fn after_a_refusal_the_connection_is_good_for_another_request_or_said_to_close() {
+    let harness = Harness::start(say("x")).await;
+    let head = "POST /api/create HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n";
+    let mut connection = harness.client.connect().await;
+    for (length, body) in
+        [("content-length: 2", "{}"), ("transfer-encoding: chunked", "2\r\n{}\r\n0\r\n\r\n")]
+    {
+        connection.write_all(format!("{head}{length}\r\n\r\n").as_bytes()).await.unwrap();
+        // The handler has refused by now, without reading anything.
+        sleep(Duration::from_millis(20)).await;
+        connection.write_all(body.as_bytes()).await.unwrap();
+        let answer = timeout(WATCHDOG, one_answer(&mut connection)).await.expect("it is answered");
+        assert!(answer.starts_with("HTTP/1.1 501 ") && !answer.contains("connection: close"), "{answer}");
+    }
+    for (rest, body) in [
+        ("content-length: 65537\r\n", ""),
+        ("content-length: 2\r\nexpect: 100-continue\r\n", ""),
+        ("content-length: 2\r\n", "{"),
+        ("transfer-encoding: chunked\r\n", &*format!("10001\r\n{}", "a".repeat(65_537))),
+    ] {
+        let mut connection = harness.client.connect().await;
+        connection.write_all(format!("{head}{rest}\r\n{body}").as_bytes()).await.unwrap();
+        let answer = timeout(WATCHDOG, one_answer(&mut connection)).await.expect("it is answered");
+        assert!(
+            answer.starts_with("HTTP/1.1 501 ") && answer.contains("connection: close"),
+            "{rest}: {answer}"
+        );
+    }
+}
+
+/// The head of an answer; its body is read, and left out.
+async fn one_answer(connection: &mut BufReader<TcpStream>) -> String {
+    let mut head = String::new();
+    while !head.ends_with("\r\n\r\n") {
+        assert_ne!(connection.read_line(&mut head).await.unwrap(), 0, "it ends after {head:?}");
+    }
+    let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")).expect("a length");
+    connection.read_exact(&mut vec![0; length.parse().unwrap()]).await.unwrap();
+    head
 }
 
 #[tokio::test]
