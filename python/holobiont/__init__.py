@@ -16,7 +16,8 @@
   where their weights were
 - `matching`: which module is which layer of the executor's catalog
 - `masking`: what is done to activations before they leave; `ring`: exact arithmetic, `fixed_point`: rows as whole numbers;
-  `shares`: two executors that do not collude, `draws`: their pads, `apart`: that they stay two
+  `shares`: two executors that do not collude, `draws`: their pads, `apart`: that they stay two; `pads`: one executor, and pads from
+  a disk, `pool`: each of them once
 - `skeleton`: everything of a model but its linear weights
 - `session`: calls and reconnection; `retries`, `counters`; `link`: one ZeroMQ connection; `relay`: TLS for it; `forks`: what child
   processes begin anew
@@ -50,6 +51,7 @@ from .errors import (
     UntrustedExecutor,
     WeightsGone,
 )
+from .pool import Pool
 from .protocol import Class, Dtype, Op, Path
 from .retries import Limits
 from .session import Session
@@ -81,6 +83,7 @@ __all__ = [
     "MaskingRefused",
     "Op",
     "Path",
+    "Pool",
     "ProtocolError",
     "QuotaExceeded",
     "RemoteWeights",

@@ -15,10 +15,19 @@ import numpy as np
 import torch
 from torch import nn
 
-from .errors import AlreadyAttached, BaseChanged, HolobiontError, LayersStayLocal, LocalLayerWarning, WeightsGone
+from .errors import (
+    AlreadyAttached,
+    BaseChanged,
+    HolobiontError,
+    LayersStayLocal,
+    LocalLayerWarning,
+    MaskingRefused,
+    WeightsGone,
+)
 from .layers import Place, SharedInput, VirtLayer, is_linear, shape_of, virtual
 from .masking import Evaluator, evaluator, path_of
 from .matching import Layer, Match, canonical, match_layers
+from .pool import Pool, default_pads
 from .protocol import Class, Dtype, Op, Path
 from .session import Session
 
@@ -99,6 +108,7 @@ def attach(
     dtype: str | None = None,
     masking: str = "off",
     second: str | os.PathLike[str] | Session | None = None,
+    pads: str | os.PathLike[str] | Pool | None = None,
     keep: Sequence[str] | None = None,
     free: bool = False,
     strict: bool = False,
@@ -114,14 +124,16 @@ def attach(
       `Session`, which stays open after `detach` and brings its own masking mode.
     - `path`: ``"linear"`` for training and comparison, ``"fast"`` for the arithmetic of the resident engine (forward
       only; gradients take the linear path then), ``"ring"`` for exact arithmetic, which the executor has to offer. Without
-      it ``"ring"`` where `masking` is ``"shares"``, else ``"linear"``.
+      it ``"ring"`` where `masking` is ``"pads"`` or ``"shares"``, else ``"linear"``.
     - `dtype`: numbers on the wire. Without it bf16 activations, and their gradients, travel as bf16, which loses nothing
       (the answer would be rounded to it here), all others and whatever is masked as f32. ``"bf16"`` rounds those too,
       ``"f32"`` none.
-    - `masking`: ``"off"``; ``"paper"``, which is obfuscation; or ``"shares"``: neither of two executors learns anything from
-      what it sees (``docs/guides/privacy.md``), and answers have the bits of ``path="ring"``.
+    - `masking`: ``"off"``; ``"paper"``, which is obfuscation; ``"pads"``: the executor learns nothing from what it sees; or
+      ``"shares"``: neither of two does (``docs/guides/privacy.md``). Answers of both have the bits of ``path="ring"``.
     - `second`: the other executor of ``"shares"``, whose operator has nothing to do with the first one's: an address, where you
       are known by the same key or certificate, or a `Session` of its own, opened with ``masking="shares"``.
+    - `pads`: for ``"pads"``: the directory where ``holobiont-client pads prepare`` has made them, without it the one it takes by
+      itself; or a `Pool`. Each covers one row, once; when there are no more, calls are refused.
     - `keep`: layers that stay here, by the end of their names (``["lm_head"]``). Without it, those whose weights are the
       embedding's (a tied head), which is here anyway; ``keep=[]`` rents these too. Trainers with a fused head (TRL's
       ``SFTTrainer``) compute with its weights and need it here.
@@ -145,9 +157,9 @@ def attach(
     )
     given = {"api_key": api_key, "ca": ca, "certificate": certificate, "certificate_key": certificate_key}
     with contextlib.ExitStack() as opened:
-        session, other = sessions(opened, endpoint, second, masking=masking, **given)
-        owned = [its for its, given in ((session, endpoint), (other, second)) if its is not None and its is not given]
-        attached = _attach(model, session, other, options, owned)
+        session, aside = sessions(opened, endpoint, second, pads, masking=masking, **given)
+        owned = [own for own in (session, aside) if own is not None and own not in (endpoint, second, pads)]
+        attached = _attach(model, session, aside, options, owned)
         opened.pop_all()
     return attached
 
@@ -156,18 +168,28 @@ def sessions(
     opened: contextlib.ExitStack,
     endpoint: str | os.PathLike[str] | Session,
     second: str | os.PathLike[str] | Session | None,
+    pads: str | os.PathLike[str] | Pool | None,
     **options: Any,
-) -> tuple[Session, Session | None]:
-    """Those of one executor, or of two. Whatever is an address is opened, and closed with the stack."""
+) -> tuple[Session, Session | Pool | None]:
+    """That of the executor, and what rows are hidden with. Whatever is an address, or a place, is opened, and closed with the stack."""
 
     def session(at: str | os.PathLike[str] | Session) -> Session:
         return at if isinstance(at, Session) else opened.enter_context(Session(at, **options))
 
-    return session(endpoint), None if second is None else session(second)
+    first = session(endpoint)
+    if second is not None and pads is not None:
+        raise MaskingRefused("a second executor and pads are two ways to hide rows; choose one")
+    if second is not None:
+        return first, session(second)
+    if pads is None and first.masking != "pads":
+        return first, None
+    if isinstance(pads, Pool):
+        return first, pads
+    return first, opened.enter_context(Pool(default_pads() if pads is None else pads))
 
 
 def detach(model: nn.Module) -> None:
-    """Puts the local layers back, and ends the sessions that `attach` opened.
+    """Puts the local layers back, and closes what `attach` opened.
 
     Raises `WeightsGone`, and changes nothing, if weights were freed or never there.
     """
@@ -180,8 +202,8 @@ def detach(model: nn.Module) -> None:
         original.to(virt.weight.device, virt.weight.dtype).train(virt.training)
         for parent, attribute in layer.places:
             setattr(parent, attribute, original)
-    for session in {id(session): session for f in found for session in f.module.holobiont.owned}.values():
-        session.close()
+    for own in {id(own): own for f in found for own in f.module.holobiont.owned}.values():
+        own.close()
 
 
 @dataclass(frozen=True)
@@ -208,11 +230,11 @@ def _choose(kind: type[Choice], name: str, what: str) -> Choice:
 
 
 def _attach(
-    model: nn.Module, session: Session, second: Session | None, options: _Options, owned: Sequence[Session]
+    model: nn.Module, session: Session, aside: Session | Pool | None, options: _Options, owned: Sequence[Session | Pool]
 ) -> Attached:
-    """Decides everything first, then replaces. Sessions that are `owned` end with the attachment."""
+    """Decides everything first, then replaces. What is `owned` is closed with the attachment."""
     path = path_of(session, options.path)
-    rented = evaluator(session, path, options.dtype, second)
+    rented = evaluator(session, path, options.dtype, aside)
     places, local = _plan(model, session, options.keep)
     _check_paths(session, path, places.values())
     _report_local(local, options.strict)

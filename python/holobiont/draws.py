@@ -30,9 +30,13 @@ _DRAW = struct.Struct("<32sQ")
 
 def fresh_key() -> bytes:
     """A key that nobody can foresee. Refuses where there is no cipher to use it with."""
-    if ChaCha20 is None:
-        raise MaskingRefused("masking='shares' needs the package cryptography; pip install 'holobiont[privacy]'")
+    _need_cipher()
     return secrets.token_bytes(KEY_BYTES)
+
+
+def _need_cipher() -> None:
+    if ChaCha20 is None:
+        raise MaskingRefused("masking='shares' and 'pads' need the package cryptography; pip install 'holobiont[privacy]'")
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,7 @@ class Draw:
 
     def rows(self, count: int, width: int) -> Whole:
         """``[count, width]`` numbers; numbers of rows begin anew behind the last one there is."""
+        _need_cipher()
         zeros = bytes(8 * width)
         made = bytearray()
         for number in range(self.first, self.first + count):

@@ -22,6 +22,7 @@ from .errors import CallRefused, RemoteWeights
 from .masking import Evaluator
 from .numbers import Rows
 from .placeholder import placeholder, unpicklable
+from .pool import Pool
 from .protocol import Class, Dtype, Op
 from .session import Session
 
@@ -186,14 +187,14 @@ class Place:
     """Where a layer is evaluated, and what it was before."""
 
     def __init__(
-        self, shared: SharedInput, part: int | None, original: nn.Module | None, owned: Sequence[Session] = ()
+        self, shared: SharedInput, part: int | None, original: nn.Module | None, owned: Sequence[Session | Pool] = ()
     ) -> None:
         self.shared = shared
         self.part = part
         self.original = original
         """The local layer, for `detach`; none if its weights were freed."""
         self.owned = owned
-        """The sessions that end with the attachment."""
+        """What is closed with the attachment."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Place:
         return self

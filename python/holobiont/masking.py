@@ -1,10 +1,11 @@
-"""How activations are kept from the executor: not at all, by the paper's scheme, or by two executors that do not collude.
+"""How activations are kept from the executor: not at all, by the paper's scheme, by pads, or by two executors that do not collude.
 
 `paper` (Symbiosis, section 3.8) adds noise ``n`` to every row and subtracts its effect ``n W`` from the answer. The executor
 computed that effect itself, so it has seen the noise: an executor that keeps its messages can subtract it again. The scheme
 stops a reader of single messages, not a curious executor. It is *obfuscation*: do not rely on it for secrecy.
 
-`shares` (see `holobiont.shares`) is sound against either of two executors. ``docs/guides/privacy.md`` says who sees what.
+`pads` (see `holobiont.pads`) is sound against the executor, `shares` (`holobiont.shares`) against either of two.
+``docs/guides/privacy.md`` says who sees what.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ import numpy as np
 from .errors import MaskingRefused
 from .forks import renewed_in_forks
 from .numbers import Rows
+from .pads import Padded
+from .pool import Pool
 from .protocol import Class, Dtype, Op, Path
-from .ring import Bare, Exact
+from .ring import Bare, Exact, Route
 from .session import Session
 from .shares import Shares
 
@@ -120,23 +123,33 @@ class Paper:
 
 def path_of(session: Session, path: Path | None) -> Path:
     """The arithmetic where none was said: that of the masking mode."""
-    usual = Path.RING if session.masking == "shares" else Path.LINEAR
+    usual = Path.RING if session.masking in _ASIDE else Path.LINEAR
     return usual if path is None else path
 
 
-def evaluator(session: Session, path: Path, dtype: Dtype | None, second: Session | None = None) -> Evaluator:
-    """What the session's masking mode calls for. Refuses what would weaken it, and what has no meaning in it."""
-    if second is not None and session.masking != "shares":
-        raise MaskingRefused(f"a second executor is nothing for masking={session.masking!r}; say masking='shares'")
-    if session.masking == "off":
-        return _exact(session, dtype) if path is Path.RING else Plain(session, path, dtype)
-    if session.masking == "shares":
-        return _shares(session, path, dtype, second)
-    if session.masking == "pads":
-        raise MaskingRefused("masking='pads' is no mode of this package, which keeps no pads; use holobiont-client, or 'shares'")
-    if session.masking != "paper":
+# What hides rows in modes that are exact, and how it is named.
+_ASIDE: dict[str, tuple[type[Session | Pool], str]] = {
+    "shares": (Session, "second=ADDRESS, an executor of another operator"),
+    "pads": (Pool, "pads=DIRECTORY, where 'holobiont-client pads prepare' has made some"),
+}
+
+
+def evaluator(session: Session, path: Path, dtype: Dtype | None, aside: Session | Pool | None = None) -> Evaluator:
+    """What the session's masking mode calls for. Refuses what would weaken it, and what has no meaning in it.
+
+    `aside` is what rows are hidden with: the second executor of ``"shares"``, the pool of ``"pads"``.
+    """
+    mode = session.masking
+    if mode in _ASIDE:
+        return _hidden(session, path, dtype, aside)
+    if aside is not None:
+        kind, other = ("a second executor is", "shares") if isinstance(aside, Session) else ("pads are", "pads")
+        raise MaskingRefused(f"{kind} nothing for masking={mode!r}; say masking={other!r}")
+    if mode == "off":
+        return _exact(Bare(session), dtype) if path is Path.RING else Plain(session, path, dtype)
+    if mode != "paper":
         # An executor may know other modes; what this package cannot do must not become something weaker.
-        raise MaskingRefused(f"masking={session.masking!r} is no mode of this package: it has 'off', 'paper' and 'shares'")
+        raise MaskingRefused(f"masking={mode!r} is no mode of this package: it has 'off', 'paper', 'pads' and 'shares'")
     if path is not Path.LINEAR:
         raise MaskingRefused("masking='paper' needs path='linear': the other paths round activations, and noise with them")
     if dtype is Dtype.BF16:
@@ -144,17 +157,21 @@ def evaluator(session: Session, path: Path, dtype: Dtype | None, second: Session
     return Paper(session)
 
 
-def _exact(session: Session, dtype: Dtype | None, second: Session | None = None) -> Exact:
+def _exact(route: Route, dtype: Dtype | None) -> Exact:
     if dtype is Dtype.BF16:
         raise MaskingRefused("bf16 would round what is exact; use dtype='f32'")
-    return Exact(Bare(session) if second is None else Shares(session, second))
+    return Exact(route)
 
 
-def _shares(session: Session, path: Path, dtype: Dtype | None, second: Session | None) -> Exact:
+def _hidden(session: Session, path: Path, dtype: Dtype | None, aside: Session | Pool | None) -> Exact:
+    mode = session.masking
+    kind, how = _ASIDE[mode]
     if path is not Path.RING:
-        raise MaskingRefused("masking='shares' computes exactly: leave path out, or say path='ring'")
-    if second is None:
-        raise MaskingRefused("masking='shares' takes two executors; say second=ADDRESS, of another operator")
-    if second.masking != "shares":
+        raise MaskingRefused(f"masking={mode!r} computes exactly: leave path out, or say path='ring'")
+    if not isinstance(aside, kind):
+        raise MaskingRefused(f"masking={mode!r} takes {how}")
+    if isinstance(aside, Pool):
+        return _exact(Padded(session, aside), dtype)
+    if aside.masking != mode:
         raise MaskingRefused("the second executor's session is to be opened with masking='shares', as the first one's")
-    return _exact(session, dtype, second)
+    return _exact(Shares(session, aside), dtype)

@@ -135,11 +135,11 @@ def test_a_row_has_the_same_bits_alone_and_among_others_and_what_is_wrong_is_ref
 # --- Exact arithmetic -------------------------------------------------------------------------------------------------
 
 
-def rented(address, second=None):
-    """Exact arithmetic over one executor, or two."""
-    masking = "off" if second is None else "shares"
+def rented(address, second=None, pads=None):
+    """Exact arithmetic over one executor, or two, or one and pads."""
+    masking = "shares" if second else "pads" if pads else "off"
     sessions = [at and holobiont.Session(at, masking=masking) for at in (address, second)]
-    return evaluator(sessions[0], Path.RING, None, sessions[1])
+    return evaluator(sessions[0], Path.RING, None, sessions[1] or pads)
 
 
 def directions(session):
@@ -182,6 +182,22 @@ def test_two_real_executors_that_see_nothing_give_the_bits_of_one_that_sees_ever
         wanted = first.evaluate(number, part, op, Class.TRAINING, x)
         np.testing.assert_array_equal(both.evaluate(number, part, op, Class.TRAINING, x), wanted)
     assert both.session.stats().refused == 0
+
+
+def test_pads_that_the_real_client_made_hide_rows_and_leave_the_bits(exact, model, tmp_path):
+    folder, _ = model
+    prepare = [EXECUTOR.with_name("holobiont-client"), "pads", "prepare", "--model", folder, "--pads", tmp_path / "pads"]
+    for what in ([], ["--gradients"]):
+        subprocess.run([*prepare, "--tokens", "60", *what], check=True, capture_output=True)
+    with holobiont.Pool(tmp_path / "pads") as pads:
+        plain, masked = rented(exact[0]), rented(exact[0], pads=pads)
+        for number, part, op, x in directions(plain.session):
+            wanted = plain.evaluate(number, part, op, Class.TRAINING, x)
+            np.testing.assert_array_equal(masked.evaluate(number, part, op, Class.TRAINING, x), wanted)
+        left = [min(pads.left(site, backward) for site in range(len(pads.shapes))) for backward in (False, True)]
+    show = [EXECUTOR.with_name("holobiont-client"), "pads", "show", "--pads", tmp_path / "pads", "--json"]
+    shown = json.loads(subprocess.run(show, check=True, capture_output=True).stdout)
+    assert 0 < shown["tokens"] <= left[0] < 120 and shown["gradient_tokens"] <= left[1] < 60, "the real client goes on where it ended"
 
 
 def test_what_does_not_go_together_is_refused_by_the_real_executor_and_one_without_a_ring_path_is_named(exact, base):

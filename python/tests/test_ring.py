@@ -227,13 +227,14 @@ def test_what_is_not_sound_or_not_exact_is_refused_by_name(place, pair, executor
     refused("same process", session(first), Path.RING, None, session(first))
     refused("--layer-exact", session(executor, "off"), Path.RING, None)
     refused("--layer-exact", session(first), Path.RING, None, session(executor))
-    refused("say second=", session(first), Path.RING, None)
+    refused("takes second=", session(first), Path.RING, None)
     refused("leave path out", session(first), Path.LINEAR, None, session(second))
     refused("bf16 would round", session(first), Path.RING, Dtype.BF16, session(second))
     refused("bf16 would round", session(first, "off"), Path.RING, Dtype.BF16)
     refused("is nothing for masking='off'", session(first, "off"), Path.RING, None, session(second))
     refused("opened with masking='shares'", session(first), Path.RING, None, session(second, "off"))
-    refused("use holobiont-client", session(first, "pads"), Path.RING, None)
+    refused("takes pads=", session(first, "pads"), Path.RING, None)
+    refused("takes pads=", session(first, "pads"), Path.RING, None, session(second))
     assert not first.calls and not second.calls
 
 

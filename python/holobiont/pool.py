@@ -1,0 +1,245 @@
+"""A pool of pads on a disk, as ``holobiont-client pads prepare`` makes it: each of them is taken out once.
+
+A pad is burnt before it is used: the journal says that it is gone, and is on the disk, before it is read; a process or a machine
+that dies loses what it has burnt, and uses nothing twice. One process holds a pool. Files and rules are those of
+``client/src/masking/pads``; their hashes are BLAKE3, of the package `blake3`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import struct
+import threading
+import weakref
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from .draws import KEY_BYTES, Draw
+from .errors import MaskingRefused
+from .fixed_point import Whole
+from .forks import renewed_in_forks
+
+try:
+    from blake3 import blake3
+except ModuleNotFoundError:  # it is asked for when it is needed
+    blake3 = None  # type: ignore[assignment,misc]
+
+__all__ = ["Pad", "Pool", "default_pads", "hash_of"]
+
+_MAGIC = b"HOLOPAD1"
+# Magic, sites, commitment of the weights, identity of the journal, random.
+_HEAD = struct.Struct("<8sQ32sQ32s")
+_HASH_BYTES = 32
+_CHECK_BYTES = 16
+# Slots of the journal begin at a multiple of this.
+_ALIGN = 4096
+# Pads of a file that one generation of the journal burns, and burns at most: what is given up where a slot is broken.
+_BURN_PADS = 64
+_MAX_BURN_PADS = 256
+
+_Counts = npt.NDArray[np.uint64]
+
+
+def default_pads() -> Path:
+    """Where ``holobiont-client`` keeps them."""
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state) / "holobiont" / "pads"
+
+
+def hash_of(data: bytes, key: bytes | None = None) -> bytes:
+    """BLAKE3, or the same with a key."""
+    if blake3 is None:
+        raise MaskingRefused("masking='pads' needs the package blake3; pip install 'holobiont[privacy]'")
+    return blake3(data).digest() if key is None else blake3(data, key=key).digest()
+
+
+@dataclass(frozen=True)
+class Pad:
+    """Numbers that cover one row, once, and what the site makes of them."""
+
+    draw: Draw
+    effect: Whole = field(repr=False)
+
+
+class Pool:
+    """The pool in a directory, held until `close`. Raises `MaskingRefused` where there is none, or it is broken, a copy or held."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        if not (self.path / "manifest").is_file():
+            raise MaskingRefused(f"there are no pads in {self.path}; make some with 'holobiont-client pads prepare'")
+        with contextlib.ExitStack() as opened:
+            _lock(self.path, opened)
+            self._commitment, identity, self._random, self.shapes = _manifest(self.path / "manifest")
+            self._journal = _Journal(self.path / "journal", 2 * len(self.shapes), opened)
+            if self._journal.identity() != identity:
+                raise MaskingRefused(f"{self.path} is a copy of a pool whose original may be used as well; make pads anew")
+            self._files = [self._opened_file(at, opened) for at in range(2 * len(self.shapes))]
+            # What was burnt and not used is lost: nobody knows how much of it was.
+            self._next = self._journal.burnt.copy()
+            self._let_go = weakref.finalize(self, opened.pop_all().close)
+        self._lock = threading.Lock()
+        renewed_in_forks(self)
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Lets it go; a second time does nothing."""
+        self._let_go()
+
+    def after_fork(self) -> None:
+        """A child process must not take what its parent takes: it has no pads."""
+        self._lock = threading.Lock()
+        self.close()
+
+    def expect(self, commitment: bytes) -> None:
+        """Refuses where its pads are of other weights than these."""
+        if self._commitment != commitment:
+            raise MaskingRefused(f"the pads in {self.path} are of other weights than the executor's; make pads of its model")
+
+    def left(self, site: int, backward: bool) -> int:
+        """Pads of a site that are left."""
+        at = 2 * site + backward
+        return max(0, int(self._journal.made[at]) - int(self._next[at]))
+
+    def take(self, site: int, backward: bool, rows: int) -> list[Pad]:
+        """Takes pads for so many rows out. They are gone, also if this process ends before it uses them."""
+        at = 2 * site + backward
+        with self._lock:
+            if not self._let_go.alive:
+                raise MaskingRefused(f"the pads in {self.path} are closed, or those of the process that this one was forked from")
+            if self.left(site, backward) < rows:
+                what = f"{rows} pads are wanted for site {site}, {_word(at)}, and {self.left(site, backward)} are left"
+                raise MaskingRefused(f"{what} in {self.path}; make more with 'holobiont-client pads prepare'")
+            pads: list[Pad] = []
+            end = int(self._next[at]) + rows
+            while (number := int(self._next[at])) < end:
+                if number >= self._journal.burnt[at]:
+                    self._burn(at, end - number)
+                until = min(end, int(self._journal.burnt[at]))
+                # First: whatever becomes of them, they are not taken again.
+                self._next[at] = until
+                pads += self._read(at, number, until)
+        return pads
+
+    def _burn(self, at: int, wanted: int) -> None:
+        """So many next pads of a file, or more, and the next of those in step with it: a token takes one of each."""
+        burnt, made = self._journal.burnt, self._journal.made
+        in_hand = burnt - np.minimum(self._next, burnt)
+        pads = np.where(in_hand < _BURN_PADS // 4, _BURN_PADS, 0).astype(np.uint64)
+        pads[1 - at % 2 :: 2] = 0
+        pads[at] = min(max(wanted, _BURN_PADS), _MAX_BURN_PADS)
+        self._journal.commit(np.minimum(burnt + pads, np.maximum(made, burnt)))
+
+    def _read(self, at: int, first: int, until: int) -> list[Pad]:
+        """Pads that are burnt already, which are erased."""
+        size, key = self._pad_bytes(at), hash_of(self._name(at).name.encode(), self._random)
+        data = os.pread(self._files[at], (until - first) * size, first * size)
+        pads = [self._parse(at, key, number, data[(number - first) * size :][:size]) for number in range(first, until)]
+        os.pwrite(self._files[at], bytes(len(data)), first * size)
+        return pads
+
+    def _parse(self, at: int, key: bytes, number: int, data: bytes) -> Pad:
+        body, check = data[:-_CHECK_BYTES], data[-_CHECK_BYTES:]
+        if hash_of(struct.pack("<Q", number) + body, key)[:_CHECK_BYTES] != check:
+            raise _broken(self._name(at), "a pad does not fit its hash")
+        return Pad(Draw(body[:KEY_BYTES], 0), np.frombuffer(body, "<u8", offset=KEY_BYTES))
+
+    def _name(self, at: int) -> Path:
+        return self.path / f"{at // 2:05}.{_word(at)}"
+
+    def _pad_bytes(self, at: int) -> int:
+        columns, outputs = self.shapes[at // 2]
+        return KEY_BYTES + 8 * (columns if at % 2 else outputs) + _CHECK_BYTES
+
+    def _opened_file(self, at: int, opened: contextlib.ExitStack) -> int:
+        file = _open(self._name(at), opened)
+        if os.fstat(file).st_size < int(self._journal.made[at]) * self._pad_bytes(at):
+            raise _broken(self._name(at), "it is shorter than the journal says")
+        return file
+
+
+class _Journal:
+    """Which pads there are, and which are gone: two slots, of the newest generation and the one before."""
+
+    def __init__(self, path: Path, files: int, opened: contextlib.ExitStack) -> None:
+        self._file, self._words = _open(path, opened), 1 + 2 * files
+        slots = [slot for slot in map(self._slot, (0, 1)) if slot is not None]
+        if not slots:
+            raise _broken(path, "neither of its two halves is whole")
+        newest = max(slots, key=lambda slot: int(slot[0]))
+        self._generation, self.burnt, self.made = int(newest[0]), newest[1::2], newest[2::2]
+        if len(slots) < 2:
+            # What the broken one burnt is not known: as much as it may have is given up. Both are whole again then.
+            self.commit(self.burnt + np.uint64(_MAX_BURN_PADS))
+            self.commit(self.burnt)
+
+    def commit(self, burnt: _Counts) -> None:
+        """Writes what is burnt, and returns once it is on the disk."""
+        self._generation += 1
+        words = np.empty(self._words, "<u8")
+        words[0], words[1::2], words[2::2] = self._generation, burnt, self.made
+        body = words.tobytes()
+        os.pwrite(self._file, body + hash_of(body), self._generation % 2 * self._slot_bytes())
+        os.fdatasync(self._file)
+        self.burnt = burnt
+
+    def identity(self) -> int:
+        """What tells this file from a copy of it."""
+        return os.fstat(self._file).st_ino
+
+    def _slot(self, slot: int) -> _Counts | None:
+        data = os.pread(self._file, 8 * self._words + _HASH_BYTES, slot * self._slot_bytes())
+        body = data[:-_HASH_BYTES]
+        is_whole = len(body) == 8 * self._words and hash_of(body) == data[-_HASH_BYTES:]
+        return np.frombuffer(body, "<u8").astype(np.uint64) if is_whole else None
+
+    def _slot_bytes(self) -> int:
+        return -(-(8 * self._words + _HASH_BYTES) // _ALIGN) * _ALIGN
+
+
+def _manifest(path: Path) -> tuple[bytes, int, bytes, list[tuple[int, int]]]:
+    """Commitment of the weights, identity of the journal, what the pool's hashes have for a key, and the sites' shapes."""
+    data = path.read_bytes()
+    body, check = data[:-_HASH_BYTES], data[-_HASH_BYTES:]
+    if len(body) < _HEAD.size or hash_of(body) != check:
+        raise _broken(path, "it does not fit its hash")
+    magic, sites, commitment, identity, random = _HEAD.unpack_from(body)
+    if magic != _MAGIC or len(body) != _HEAD.size + 8 * sites:
+        raise _broken(path, "it is of another version")
+    return commitment, identity, random, list(struct.iter_unpack("<II", body[_HEAD.size :]))
+
+
+def _lock(path: Path, opened: contextlib.ExitStack) -> None:
+    """Makes a pool this process's own."""
+    try:
+        fcntl.flock(_open(path / "lock", opened), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise MaskingRefused(f"the pads in {path} are in use, by another process or another model here; end that first") from None
+
+
+def _open(path: Path, opened: contextlib.ExitStack) -> int:
+    """A file that is closed with the stack."""
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        raise MaskingRefused(f"the pads cannot be used: {error}") from error
+    opened.callback(os.close, file)
+    return file
+
+
+def _word(at: int) -> str:
+    return "backward" if at % 2 else "forward"
+
+
+def _broken(path: Path, why: str) -> MaskingRefused:
+    return MaskingRefused(f"{path}: {why}; delete the pool, and make pads anew with 'holobiont-client pads prepare'")

@@ -1,0 +1,49 @@
+"""Pools of pads, as the client in Rust writes them, for sites of numpy's weights."""
+
+from __future__ import annotations
+
+import secrets
+import struct
+
+import numpy as np
+from blake3 import blake3
+from fake_executor import integers
+
+from holobiont.draws import Draw
+
+GENERATION = 2
+
+
+def slot(generation, marks):
+    """A half of a journal: of each file how many are burnt, and how many there are."""
+    body = struct.pack(f"<{1 + 2 * len(marks)}Q", generation, *(number for mark in marks for number in mark))
+    return body + blake3(body).digest()
+
+
+def make_pool(path, executor, pads, commitment=None):
+    """A pool in `path` with so many pads of each site of `executor`, forward and backward."""
+    path.mkdir(mode=0o700)
+    sites = executor.catalog.sites
+    random = secrets.token_bytes(32)
+    for number, layers in enumerate(executor.sites):
+        weight = integers(layers).view(np.uint64)
+        for word, matrix in (("forward", weight.T), ("backward", weight)):
+            name = f"{number:05}.{word}"
+            key, data = blake3(name.encode(), key=random).digest(), b""
+            for pad in range(pads):
+                secret = secrets.token_bytes(32)
+                effect = Draw(secret, 0).rows(1, len(matrix)) @ matrix
+                body = secret + effect.astype("<u8").tobytes()
+                data += body + blake3(struct.pack("<Q", pad) + body, key=key).digest()[:16]
+            (path / name).write_bytes(data)
+    half = slot(GENERATION, [(0, pads)] * (2 * len(sites)))
+    assert len(half) <= 4096
+    (path / "journal").write_bytes(half.ljust(4096, b"\0") + slot(GENERATION - 1, [(0, 0)] * (2 * len(sites))))
+    if commitment is None:
+        commitment = blake3(b"".join(site.ring.commitment for site in sites)).digest()
+    identity = (path / "journal").stat().st_ino
+    manifest = struct.pack("<8sQ32sQ32s", b"HOLOPAD1", len(sites), commitment, identity, random)
+    manifest += b"".join(struct.pack("<II", site.columns, site.outputs(None)) for site in sites)
+    (path / "manifest").write_bytes(manifest + blake3(manifest).digest())
+    (path / "lock").touch(mode=0o600)
+    return path
