@@ -13,7 +13,7 @@ use files::location::{HubSettings, resolve};
 use ids::BlockId;
 use kernels::lora::LoraPrecision;
 use model::{
-    adapter::{AdapterError, AdapterKind, AnyAdapter, DraftShape},
+    adapter::{Adapter, AdapterError, AdapterKind, AnyAdapter, DraftShape},
     deltas::prepared::{EncodedAdapter, PreparedAdapter},
     forward::{BLOCK_TOKENS, ForwardPass as _, LogitRows, SequenceSlice},
     resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
@@ -115,17 +115,19 @@ fn examine(config: &CheckConfig) -> anyhow::Result<Report> {
         return Ok(Report::Unusable(AnyAdapter::problems(&config.adapter, source.config())));
     };
     let draft = match &adapter {
-        AnyAdapter::Answers(_) | AnyAdapter::Decomposed(_) => None,
         AnyAdapter::Drafts(draft) => Some(draft.shape.clone()),
+        AnyAdapter::Answers(_) | AnyAdapter::Decomposed(_) | AnyAdapter::Embeds(_) => None,
     };
     let kind = adapter.kind();
+    let embedding =
+        if let AnyAdapter::Embeds(adapter) = &adapter { Some(adapter.factors.rank()) } else { None };
     let prepared = Arc::new(prepared(&*source, &adapter)?);
     let adapter = adapter.adapter();
     Ok(Report::Usable(Facts {
         kind,
         generation: adapter.generation.to_string(),
-        modules: adapter.method.linear_layers(),
-        rank: adapter.method.rank(),
+        modules: adapter.method.linear_layers() + usize::from(embedding.is_some()),
+        rank: adapter.method.rank().max(embedding.unwrap_or(0)),
         virtual_tokens: adapter.method.virtual_tokens(),
         bytes: prepared.bytes(),
         base_model: adapter.base_model.clone(),
@@ -142,12 +144,17 @@ fn not_found(what: &str, path: &Path) -> Report {
 /// An adapter as an executor takes it: a DoRA meets the weights.
 fn prepared(source: &(dyn WeightSource + Sync), adapter: &AnyAdapter) -> anyhow::Result<PreparedAdapter> {
     let (config, precision) = (source.config(), precision(source));
-    let AnyAdapter::Decomposed(dora) = adapter else {
-        return Ok(PreparedAdapter::new(adapter.adapter(), config, precision)?);
+    let encode = |adapter: &Adapter| EncodedAdapter::new(adapter, config, precision);
+    let encoded = match adapter {
+        AnyAdapter::Answers(_) | AnyAdapter::Drafts(_) => encode(adapter.adapter()),
+        AnyAdapter::Embeds(adapter) => encode(&adapter.adapter).with_embedding(adapter.factors.clone()),
+        AnyAdapter::Decomposed(dora) => {
+            let base = LoadedWeights::open(source, None, process::allowed_cores()?.len(), &|_| {})?.shared();
+            let (adapter, scales) = dora.over(config, |layer, target| base.linear_layer(layer, target))?;
+            encode(&adapter).with_scales(scales)
+        }
     };
-    let base = LoadedWeights::open(source, None, process::allowed_cores()?.len(), &|_| {})?.shared();
-    let (adapter, scales) = dora.over(config, |layer, target| base.linear_layer(layer, target))?;
-    Ok(PreparedAdapter::of(EncodedAdapter::new(&adapter, config, precision).with_scales(scales), config)?)
+    Ok(PreparedAdapter::of(encoded, config)?)
 }
 
 /// As the executor keeps adapters beside these weights.
@@ -258,7 +265,7 @@ impl Facts {
             format!("  modules     {modules}"),
         ];
         lines.extend(match kind {
-            AdapterKind::Lora | AdapterKind::Dora | AdapterKind::Activated => {
+            AdapterKind::Lora | AdapterKind::Dora | AdapterKind::Activated | AdapterKind::Embedding => {
                 Some(format!("  rank        {rank}"))
             }
             AdapterKind::Ia3 => None,
@@ -284,6 +291,7 @@ impl Facts {
             AdapterKind::Lora => "lora",
             AdapterKind::Dora => "dora",
             AdapterKind::Activated => "alora",
+            AdapterKind::Embedding => "embedding",
             AdapterKind::Ia3 => "ia3",
             AdapterKind::Prefix => "prefix",
         };

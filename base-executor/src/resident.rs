@@ -198,12 +198,12 @@ impl Loader for AdapterLoader {
     }
 
     fn prepare(&self, adapter: AnyAdapter) -> Result<Ready<PreparedAdapter>, PrepareError> {
-        let encoded = match &adapter {
-            AnyAdapter::Answers(adapter) => self.encode(adapter),
-            AnyAdapter::Decomposed(dora) => self.encode_dora(dora)?,
-            AnyAdapter::Drafts(draft) => return self.prepare_draft(draft),
+        let encoded = match adapter {
+            AnyAdapter::Answers(adapter) => self.encode(&adapter),
+            AnyAdapter::Decomposed(dora) => self.encode_dora(&dora)?,
+            AnyAdapter::Embeds(adapter) => self.encode(&adapter.adapter).with_embedding(adapter.factors),
+            AnyAdapter::Drafts(draft) => return self.prepare_draft(&draft),
         };
-        drop(adapter);
         let prepared = publish(encoded, &self.config, &self.library).map_err(|error| match error {
             PublishError::Overflow(_) => PrepareError::Invalid(error.into()),
             error => PrepareError::NoRoom(error.into()),

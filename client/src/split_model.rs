@@ -14,12 +14,12 @@ use kernels::{
     lora::{LayoutError, LoraPrecision},
 };
 use model::{
-    adapter::{Adapter, AdapterError},
+    adapter::{Adapter, AdapterError, AnyAdapter},
     cpu::{Compute, kv::PagedKv},
     deltas::{
         adapter_rows::AdapterRows,
         batch::{BatchDeltas, DeltaScratch},
-        prepared::PreparedAdapter,
+        prepared::{EncodedAdapter, PreparedAdapter},
     },
     forward::{BLOCK_TOKENS, Frame, Scratch, SequenceSlice, run},
     resident::{KvDtype, kv_shape},
@@ -214,12 +214,13 @@ impl SplitModel {
     /// # Errors
     /// It is none, or does not fit the base.
     pub fn load_adapter(&self, path: &Path) -> Result<OwnAdapter, LoadError> {
-        let adapter = Adapter::read(path, self.config())?;
-        let id = AdapterId::new(TenantId::EVERYBODY, adapter.generation);
-        Ok(OwnAdapter {
-            id,
-            prepared: Arc::new(PreparedAdapter::new(&adapter, self.config(), self.precision)?),
-        })
+        let encode = |adapter: &Adapter| EncodedAdapter::new(adapter, self.config(), self.precision);
+        let encoded = match AnyAdapter::read(path, self.config())? {
+            AnyAdapter::Embeds(adapter) => encode(&adapter.adapter).with_embedding(adapter.factors),
+            other => encode(&other.answering(path)?),
+        };
+        let prepared = Arc::new(PreparedAdapter::of(encoded, self.config())?);
+        Ok(OwnAdapter { id: AdapterId::new(TenantId::EVERYBODY, prepared.generation()), prepared })
     }
 
     /// Runs `batch` and writes the wanted rows of logits to `logits`. Keys and values go to the blocks the slices name,

@@ -281,6 +281,7 @@ fn check_sizes(args: &Args) -> Result<(), ConfigError> {
         ("max-adapters", adapters.max_adapters as u64, 1),
         ("max-adapter-file-bytes", adapters.max_adapter_file_bytes.0, 1),
         ("tenant-jobs", args.training.tenant_jobs as u64, 1),
+        ("checkpoint-steps", args.training.checkpoint_steps.into(), 1),
         ("max-training-file-bytes", args.training.max_training_file_bytes.0, 1),
         ("tenant-training-bytes", args.training.tenant_training_bytes.0, 1),
         ("tenant-state-bytes", args.training.tenant_state_bytes.0, 1),
@@ -355,6 +356,7 @@ fn training(args: TrainingArgs) -> TrainingLimits {
     TrainingLimits {
         trainer_socket: args.trainer_socket.filter(|_| args.max_trainers != Some(0)),
         tenant_jobs: args.tenant_jobs,
+        checkpoint_steps: args.checkpoint_steps,
         max_file_bytes: args.max_training_file_bytes.0,
         tenant_bytes: args.tenant_training_bytes.0,
         tenant_state_bytes: args.tenant_state_bytes.0,

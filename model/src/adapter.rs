@@ -1,4 +1,5 @@
-//! An adapter as its files hold it: low-rank deltas (LoRA), these with magnitudes beside (DoRA), vectors that scale (IA3), or keys
+//! An adapter as its files hold it: low-rank deltas (LoRA), these with magnitudes beside (DoRA) or of the token
+//! embedding as well, vectors that scale (IA3), or keys
 //! and values that stand before a prompt (prefix tuning).
 //!
 //! Adapters come from tenants who are not trusted. Files are read whole before anything is looked at, so that one
@@ -7,6 +8,7 @@
 
 pub mod dora;
 mod draft;
+mod embedding;
 mod error;
 mod gguf;
 mod hasher;
@@ -32,11 +34,12 @@ use std::path::Path;
 use files::model_files;
 
 pub use self::{
+    embedding::EmbeddingFactors,
     error::AdapterError,
     invocation::Invocation,
     method::{
-        Adapter, AdapterKind, AnyAdapter, DoraAdapter, DraftAdapter, DraftShape, LoraModule, Method, Prefix,
-        ScaleVector, Scales, Side,
+        Adapter, AdapterKind, AnyAdapter, DoraAdapter, DraftAdapter, DraftShape, EmbeddingAdapter,
+        LoraModule, Method, Prefix, ScaleVector, Scales, Side,
     },
 };
 use crate::shape::config::ModelConfig;
@@ -45,17 +48,26 @@ impl Adapter {
     /// As [`AnyAdapter::read`], for those who want answers of it.
     ///
     /// # Errors
-    /// As there, and if it is a draft, or a DoRA, which needs the base's weights.
+    /// As there, and if it does anything else.
     pub fn read(path: &Path, config: &ModelConfig) -> Result<Self, AdapterError> {
-        match AnyAdapter::read(path, config)? {
-            AnyAdapter::Answers(adapter) => Ok(adapter),
-            AnyAdapter::Drafts(_) => Err(AdapterError::Draft { path: path.to_path_buf() }),
-            AnyAdapter::Decomposed(_) => Err(AdapterError::Dora { path: path.to_path_buf() }),
-        }
+        AnyAdapter::read(path, config)?.answering(path)
     }
 }
 
 impl AnyAdapter {
+    /// What it is, if requests are answered by it and it is nothing besides; `path` is where it was read.
+    ///
+    /// # Errors
+    /// It is a draft, or a DoRA, which needs the base's weights, or changes embeddings.
+    pub fn answering(self, path: &Path) -> Result<Adapter, AdapterError> {
+        match self {
+            Self::Answers(adapter) => Ok(adapter),
+            Self::Drafts(_) => Err(AdapterError::Draft { path: path.to_path_buf() }),
+            Self::Decomposed(_) => Err(AdapterError::Dora { path: path.to_path_buf() }),
+            Self::Embeds(_) => Err(AdapterError::Embeds { path: path.to_path_buf() }),
+        }
+    }
+
     /// Reads the adapter at `path` for the base model of shape `config`: a PEFT directory, a GGUF file, or a directory
     /// with a single GGUF file. `config` must have passed [`crate::shape::layout::check_config`].
     ///

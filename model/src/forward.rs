@@ -55,9 +55,10 @@ pub fn run<A, D: Device, B: BaseLayers<D>>(
     let (base, deltas, kv) = parts;
     let deltas = &mut WithFailpoints(deltas);
     let mut pass = Pass { model, base, deltas, kv, device, s: scratch };
-    let mut tokens = batch.iter().flat_map(|slice| slice.tokens.iter().copied());
+    let tokens = || batch.iter().flat_map(|slice| slice.tokens.iter().copied());
     lay_out(model, pass.device, pass.s, batch)?;
-    embed(model, pass.base, pass.device, &mut tokens, &mut pass.s.residual)?;
+    embed(model, pass.base, pass.device, &mut tokens(), &mut pass.s.residual)?;
+    pass.deltas.add_embeddings(pass.device, &mut tokens(), &mut pass.s.residual)?;
     for layer in 0..model.config.layers {
         pass.attention(layer)?;
         pass.feed_forward(layer)?;

@@ -288,7 +288,7 @@ fn tensors_that_adapt_nothing_are_refused_by_name() {
         "base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector",
         "base_model.model.model.layers.0.self_attn.q_proj.lora_A.default.weight",
         "base_model.model.model.layers.0.self_attn.q_proj.lora_B.bias",
-        "base_model.model.model.embed_tokens.lora_embedding_A",
+        "base_model.model.model.embed_tokens.lora_magnitude_vector",
         "base_model.model.lm_head.weight",
     ] {
         let mut entries = entries();

@@ -51,7 +51,7 @@ fn resident_with(model: &Path, precision: Precision, kv_dtype: KvDtype) -> Resid
 
 fn adapter(model: &Path, path: &Path) -> Arc<PreparedAdapter> {
     let adapter = Adapter::read(path, open(model).unwrap().config()).unwrap();
-    prepared(model, Asked { adapter, scales: None })
+    prepared(model, adapter.into())
 }
 
 fn prepared(model: &Path, asked: Asked) -> Arc<PreparedAdapter> {

@@ -63,11 +63,13 @@ fn adapters(name: &str) -> Vec<Option<Arc<PreparedAdapter>>> {
     if name == "llama-tied" {
         let asked = "rank4-attention:0.7+rank16-rslora:0.5+rank8-f16";
         let adapter = summed(&golden("adapters").join(name), asked, source.config());
-        adapters.push(prepare(Asked { adapter, scales: None }));
+        adapters.push(prepare(adapter.into()));
     }
-    for path in std::fs::read_dir(golden("adapters/dora").join(name)).into_iter().flatten() {
-        let dora = AnyAdapter::read(&path.unwrap().path(), source.config()).unwrap();
-        adapters.push(prepare(Asked::of(&golden("models").join(name), dora)));
+    for kind in ["dora", "embedding"] {
+        for path in std::fs::read_dir(golden("adapters").join(kind).join(name)).into_iter().flatten() {
+            let other = AnyAdapter::read(&path.unwrap().path(), source.config()).unwrap();
+            adapters.push(prepare(Asked::of(&golden("models").join(name), other)));
+        }
     }
     if let Ok(entries) = std::fs::read_dir(golden("adapters").join(name)) {
         let mut paths: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
@@ -81,11 +83,12 @@ fn adapters(name: &str) -> Vec<Option<Arc<PreparedAdapter>>> {
     adapters
 }
 
-/// The last of `adapters` of each method: LoRA, DoRA, IA3, prefix tuning, none.
+/// The last of `adapters` of each method: LoRA, of the embedding too, DoRA, IA3, prefix tuning, none.
 fn one_of_each(adapters: &[Option<Arc<PreparedAdapter>>]) -> Vec<Option<&Arc<PreparedAdapter>>> {
     let method = |adapter: &Option<Arc<PreparedAdapter>>| {
         let has = |adapter: &PreparedAdapter| {
-            (adapter.rank() > 0, adapter.scales().is_some(), adapter.prefix().is_some())
+            let lora = (adapter.rank() > 0, adapter.embedding().is_some());
+            (lora, adapter.scales().is_some(), adapter.prefix().is_some())
         };
         adapter.as_ref().map(|adapter| has(adapter))
     };
@@ -170,8 +173,8 @@ fn a_decode_step_of_every_method_together_has_the_bits_each_has_alone() {
         let each = one_of_each(&adapters);
         assert_eq!(
             each.len(),
-            if name == "llama-tied" { 5 } else { 4 },
-            "base, LoRA where there is one, DoRA, IA3, prefix"
+            if name == "llama-tied" { 6 } else { 4 },
+            "base, LoRA and one of the embedding where there are some, DoRA, IA3, prefix"
         );
         let requests: Vec<_> =
             (0..).zip(&each).map(|(index, adapter)| Request::new(index, 40, *adapter)).collect();

@@ -232,6 +232,8 @@ sections! {
         cores: CoreList, --"trainer-cores" "LIST", Depends("wherever there is room"), Up;
         /// Fine-tuning jobs that a tenant may have waiting or under way
         tenant_jobs: u32, --"tenant-jobs" "N", Is("16"), Gateway;
+        /// Steps of a fine-tuning job between two checkpoints, from which it goes on when a process or a host is lost
+        checkpoint_steps: u32, --"checkpoint-steps" "N", Is("50"), Gateway;
         /// Longest file of training data
         max_training_file_bytes: ByteCount, --"max-training-file-bytes" "BYTES", Is("512MiB"), Gateway;
         /// Files of training data of a tenant, together

@@ -2,7 +2,7 @@
 """Makes the golden values of this folder (see README.md) with transformers and PEFT.
 
     make_golden.py tiny [--only BEGINNING]               the tiny models, their adapters, what they compute
-    make_golden.py kinds                                 of these the sums of adapters and the DoRAs alone
+    make_golden.py kinds                                 of these the sums, and the adapters of other kinds, alone
     make_golden.py real --gguf FILE [--adapter NAME=DIR] what the real model computes
     make_golden.py gemma --gguf FILE                     what Gemma 3 270M computes
     make_golden.py embeddings                            what tiny models and adapters make of prompts
@@ -535,7 +535,7 @@ def quantized(only):
             write_adapter(home, model(), lora_config, stored, 100 * seed + nth)
             peft = PeftModel.from_pretrained(model(), home).eval()
             report(name, adapter, write_expected(peft, config["vocab_size"], name, adapter), model())
-    return [{"name": name, "adapters": list(quantized_adapters(name)), "sums": [], "doras": []} for name in QUANTIZED]
+    return [{"name": name, "adapters": list(quantized_adapters(name)), "sums": [], "others": []} for name in QUANTIZED]
 
 
 # --- Tiny adapters ----------------------------------------------------------------------------------------------
@@ -678,9 +678,18 @@ DORAS = {
     "llama-bf16": {"attention": (dora(4, ATTENTION), torch.float32)},
 }
 
+# LoRAs of the token embedding by model: one with the copy of the base's that PEFT adds by itself, and one where embeddings are scaled.
+EMBEDDED = {
+    "llama-tied": {"with-layers": (lora(4, ["embed_tokens", "q_proj", "down_proj"]), torch.float32)},
+    "gemma3": {"alone": (lora(8, ["embed_tokens"], use_rslora=True), torch.float16)},
+}
+
+# Kinds of adapters that not everybody can use, by their folders.
+OTHERS = {"dora": DORAS, "embedding": EMBEDDED}
+
 REFUSED = {
     "modules-to-save": ("llama-tied", "modules_to_save", lora(2, ["q_proj"], modules_to_save=["norm"])),
-    "embeddings": ("llama-tied", "lora_embedding_A", lora(2, ["q_proj", "embed_tokens"])),
+    "embeddings": ("llama-tied", "lora_embedding_A", lora(2, ["q_proj", "embed_tokens"], use_dora=True)),
     "bias-all": ("llama-tied", "bias", lora(2, ["q_proj"], bias="all")),
     "prompt-tuning": (
         "llama-tied",
@@ -701,14 +710,20 @@ def write_adapter(folder, base, config, dtype, seed, head_copy=False, effect=0.4
     """A PEFT folder with random numbers, such that a module's delta is about `effect` times its output; the keys and
     values of a prefix are about as large as those of tokens.
 
-    PEFT adds a copy of the base model's head to an adapter of the head unless it is told not to (`head_copy`).
+    PEFT adds a copy of the base model's head or embedding to an adapter of these unless it is told not to (`head_copy`).
     """
     shutil.rmtree(folder, ignore_errors=True)
     peft = get_peft_model(base, config)
     generator = torch.Generator().manual_seed(seed)
     scales = {n: m.scaling["default"] for n, m in peft.named_modules() if isinstance(getattr(m, "scaling", None), dict)}
     for name, parameter in peft.named_parameters():
-        if ".lora_A." in name:
+        if ".lora_embedding_A." in name:
+            std = 1.0
+        elif ".lora_embedding_B." in name:
+            module = name.split(".lora_embedding_B.")[0]
+            size = base.get_input_embeddings().weight.std().item()
+            std = effect * size / (scales[module] * parameter.shape[1] ** 0.5)
+        elif ".lora_A." in name:
             std = parameter.shape[1] ** -0.5
         elif ".lora_B." in name:
             module = name.split(".lora_B.")[0]
@@ -799,7 +814,7 @@ def tiny(only):
             cases = write_expected(model, config["vocab_size"], name, adapter)
             report(name, adapter, cases, read_model(folder))
         write_sums(name, config["vocab_size"])
-        write_doras(name, config["vocab_size"])
+        write_others(name, config["vocab_size"])
         index["models"].append(indexed(name))
     index["models"] += quantized(only)
     for name, (model, because, lora_config) in REFUSED.items():
@@ -865,14 +880,15 @@ def write_sums(name, vocab):
         report(name, asked, cases, read_model(HERE / "models" / name))
 
 
-def write_doras(name, vocab):
-    """DoRAs of a tiny model, and what they compute."""
-    for nth, (adapter, (config, stored)) in enumerate(DORAS.get(name, {}).items()):
-        home, folder = HERE / "adapters/dora" / name / adapter, HERE / "models" / name
-        write_adapter(home, read_model(folder), config, stored, 7000 + nth)
-        model = PeftModel.from_pretrained(read_model(folder), home).eval()
-        cases = write_expected(model, vocab, name, f"dora/{adapter}")
-        report(name, f"dora/{adapter}", cases, read_model(folder))
+def write_others(name, vocab):
+    """Adapters of other kinds of a tiny model, and what they compute."""
+    for kind, adapters in OTHERS.items():
+        for nth, (adapter, (config, stored)) in enumerate(adapters.get(name, {}).items()):
+            home, folder = HERE / "adapters" / kind / name / adapter, HERE / "models" / name
+            write_adapter(home, read_model(folder), config, stored, 7000 + nth, adapter == "with-layers")
+            model = PeftModel.from_pretrained(read_model(folder), home).eval()
+            cases = write_expected(model, vocab, name, f"{kind}/{adapter}")
+            report(name, f"{kind}/{adapter}", cases, read_model(folder))
 
 
 def indexed(name):
@@ -881,15 +897,15 @@ def indexed(name):
         "name": name,
         "adapters": list(adapters_of(name)),
         "sums": SUMS.get(name, []),
-        "doras": list(DORAS.get(name, {})),
+        "others": [f"{kind}/{adapter}" for kind, adapters in OTHERS.items() for adapter in adapters.get(name, {})],
     }
 
 
 def kinds():
-    """Sums and DoRAs, over models and adapters as they lie here."""
+    """Sums, and adapters of other kinds, over models and adapters as they lie here."""
     for name, (config, _, _) in MODELS.items():
         write_sums(name, config["vocab_size"])
-        write_doras(name, config["vocab_size"])
+        write_others(name, config["vocab_size"])
     refused = [{"name": name, "model": model, "because": because} for name, (model, because, _) in REFUSED.items()]
     write_json(HERE / "index.json", {"models": [indexed(name) for name in MODELS] + quantized("none"), "refused": refused})
 

@@ -1,4 +1,4 @@
-//! The program with adapters that are more than one LoRA in one directory: several at once, and DoRAs, as PEFT computes them.
+//! The program with adapters that are more than one LoRA in one directory: several at once, DoRAs and those of embeddings, as PEFT computes them.
 
 use serde_json::Value;
 use shmproto::message::{AdapterPart, ErrorCode, Generate, LoadAdapter, ToExecutor, ToGateway};
@@ -36,7 +36,7 @@ fn cases(file: &str) -> Vec<(Vec<u32>, Vec<u32>)> {
 }
 
 #[tokio::test]
-async fn sums_and_doras_give_the_tokens_of_peft() {
+async fn sums_doras_and_embeddings_give_the_tokens_of_peft() {
     for (model, parts, file) in [
         (
             "llama-tied",
@@ -46,6 +46,12 @@ async fn sums_and_doras_give_the_tokens_of_peft() {
         ("llama-tied", vec![part("dora/llama-tied/everything", 1.0)], "llama-tied/dora/everything.json"),
         ("llama-rope3", vec![part("dora/llama-rope3/head", 1.0)], "llama-rope3/dora/head.json"),
         ("qwen2-bias", vec![part("dora/qwen2-bias/biased", 1.0)], "qwen2-bias/dora/biased.json"),
+        (
+            "llama-tied",
+            vec![part("embedding/llama-tied/with-layers", 1.0)],
+            "llama-tied/embedding/with-layers.json",
+        ),
+        ("gemma3", vec![part("embedding/gemma3/alone", 1.0)], "gemma3/embedding/alone.json"),
     ] {
         let place = Place::new();
         let _process = start(&place, model, &[]);

@@ -226,6 +226,9 @@ pub struct TrainingArgs {
     /// Most fine-tuning jobs of a tenant that wait or are under way; more are answered with 429
     #[arg(long, value_name = "N")]
     pub tenant_jobs: usize,
+    /// Steps of a fine-tuning job between two checkpoints, from which it goes on when a process or a host is lost
+    #[arg(long, value_name = "N")]
+    pub checkpoint_steps: u32,
     /// Longest file of training data
     #[arg(long, value_name = "N")]
     pub max_training_file_bytes: ByteCount,

@@ -105,7 +105,14 @@ fn what_nobody_set_has_the_documented_default() {
 
 #[test]
 fn a_limit_of_nothing_is_refused_by_name() {
-    for name in ["max-connections", "body-timeout-ms", "max-adapters", "target-delay-ms", "tenant-jobs"] {
+    for name in [
+        "max-connections",
+        "body-timeout-ms",
+        "max-adapters",
+        "target-delay-ms",
+        "tenant-jobs",
+        "checkpoint-steps",
+    ] {
         let error = config(&[&format!("--{name}"), "0"]).unwrap_err();
         assert!(error.to_string().contains(name), "{error}");
     }

@@ -82,6 +82,8 @@ pub struct TrainingLimits {
     pub trainer_socket: Option<PathBuf>,
     /// Most jobs of a tenant that wait or are under way.
     pub tenant_jobs: usize,
+    /// Steps of a job between two checkpoints.
+    pub checkpoint_steps: u32,
     /// Longest file of training data.
     pub max_file_bytes: u64,
     /// Most bytes of a tenant's files of training data.
@@ -107,6 +109,7 @@ impl Default for TrainingLimits {
         Self {
             trainer_socket: None,
             tenant_jobs: 16,
+            checkpoint_steps: 50,
             max_file_bytes: 512 << 20,
             tenant_bytes: 4 << 30,
             tenant_state_bytes: 16 << 30,

@@ -20,7 +20,7 @@ pub(super) const ADAPTER: &str = "adapter";
 impl JobRecord {
     /// What the job's trainer is told.
     #[must_use]
-    pub fn arguments(&self, directory: &Path) -> Vec<String> {
+    pub fn arguments(&self, directory: &Path, checkpoint_steps: u32) -> Vec<String> {
         let path = |name: &str| directory.join(name).display().to_string();
         let mut arguments = vec!["run".to_owned()];
         let mut say = |option: &str, value: Option<String>| {
@@ -33,6 +33,7 @@ impl JobRecord {
         say("validation", self.order.validation_file.as_ref().map(|_| path(VALIDATION)));
         say("from", directory.join(FROM).exists().then(|| path(FROM)));
         say("checkpoints", Some(path(CHECKPOINT)));
+        say("checkpoint-steps", Some(checkpoint_steps.to_string()));
         say("output", Some(path(ADAPTER)));
         say("epochs", n_epochs.map(|number| number.to_string()));
         say("batch-size", batch_size.map(|number| number.to_string()));

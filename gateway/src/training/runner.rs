@@ -147,7 +147,8 @@ impl Training {
         let started = match self.furnish(&job, &directory).await? {
             Some(ending) => Err(ending),
             None => {
-                let connection = self.trainers.start(&job.arguments(&directory)).await;
+                let connection =
+                    self.trainers.start(&job.arguments(&directory, self.limits.checkpoint_steps)).await;
                 connection.map_err(|error| Ending::NoPlace(error.to_string()))
             }
         };

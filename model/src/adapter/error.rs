@@ -103,8 +103,8 @@ pub enum AdapterError {
         /// The limit.
         limit: u64,
     },
-    /// Low-rank factors of the token embedding.
-    #[error("{}: tensor `{tensor}` adapts the token embedding, which is not supported; train the adapter without it among `target_modules`", path.display())]
+    /// Low-rank factors of the token embedding, of what is no plain LoRA.
+    #[error("{}: tensor `{tensor}` adapts the token embedding, which only a plain LoRA for answers may; train the adapter without it among `target_modules`", path.display())]
     Embedding {
         /// The file.
         path: PathBuf,
@@ -227,6 +227,13 @@ pub enum AdapterError {
     #[error(
         "{} is a DoRA (`use_dora`), which needs the base's own weights: load it into an executor that has them in its memory", path.display())]
     Dora {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// A LoRA of the token embedding where it cannot be.
+    #[error(
+        "{} adapts the token embedding, which cannot be trained here: load it into an executor, or into a split client", path.display())]
+    Embeds {
         /// The directory.
         path: PathBuf,
     },

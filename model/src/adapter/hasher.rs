@@ -13,6 +13,7 @@ const PREFIX: &str = "holobiont 2026 prefix adapter generation v1";
 const DORA: &str = "holobiont 2026 dora adapter generation v1";
 const ACTIVATED: &str = "holobiont 2026 activated adapter generation v1";
 const DRAFT: &str = "holobiont 2026 draft adapter generation v1";
+const EMBEDDING: &str = "holobiont 2026 embedding adapter generation v1";
 
 /// Hashes an adapter's effective contents: what it does, not how its files spell it. Two directories with the same
 /// modules have the same generation whatever their names, patterns and tensor order.
@@ -26,6 +27,7 @@ const DRAFT: &str = "holobiont 2026 draft adapter generation v1";
 /// DoRA   = modules u64 | modules x magnitude | modules as of LoRA
 /// aLoRA  = modules u64 | tokens u64 | tokens x id u32 | modules as of LoRA
 /// draft  = modules u64 | layers u64 | shortlisted u64, 0: all | shortlisted x id u32 | modules as of LoRA
+/// embedding = modules u64 | rank u64 | scale f32 bits u32 | A | B | modules as of LoRA
 /// A, B, vector, magnitude, keys and values = type u8 | bytes u64 | bytes as stored, rows in half-rotation order
 /// ```
 ///
@@ -68,6 +70,13 @@ impl GenerationHasher {
         hasher
     }
 
+    /// Begins a LoRA of so many modules and of the embedding, whose A and B must follow, and then they, sorted by layer and target.
+    pub(super) fn embedding(modules: usize, rank: usize, scale: f32) -> Self {
+        let mut hasher = Self::of(EMBEDDING, modules);
+        hasher.factors(rank, scale);
+        hasher
+    }
+
     fn ids(&mut self, ids: &[u32]) {
         self.count(ids.len());
         for id in ids {
@@ -85,6 +94,10 @@ impl GenerationHasher {
     pub(super) fn module(&mut self, layer: usize, target: Target, rank: usize, scale: f32) {
         self.count(layer);
         self.0.update(&[target_code(target)]);
+        self.factors(rank, scale);
+    }
+
+    fn factors(&mut self, rank: usize, scale: f32) {
         self.count(rank);
         self.0.update(&scale.to_bits().to_le_bytes());
     }

@@ -7,7 +7,7 @@ use super::{
     error::AdapterError,
     invocation::Invocation,
     limits::MAX_RANK,
-    matrix::{StoredFactors, StoredMatrix, StoredModule},
+    matrix::{StoredEmbedding, StoredFactors, StoredMatrix, StoredModule},
     options::{Options, as_count, option_error},
     patterns::ByPattern,
     selection::{Selected, Selection},
@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     shape::{config::ModelConfig, layout::linear_shape, source::Target},
-    sources::hf_names::module_name,
+    sources::hf_names::{EMBEDDING, module_name},
 };
 
 /// Options that say how a LoRA was made, not what it computes.
@@ -95,6 +95,11 @@ impl LoraConfig {
         self.draft_layers
     }
 
+    /// Whether it is nothing but low-rank deltas of what answers.
+    fn is_plain(&self) -> bool {
+        self.draft_layers.is_none() && !self.is_dora && self.invocation.is_none()
+    }
+
     /// What invokes it, if it applies only from there.
     pub(super) fn invocation(&self) -> Option<&Invocation> {
         self.invocation.as_ref()
@@ -163,7 +168,30 @@ impl LoraConfig {
         Ok(Some(StoredFactors { rank, scale, inputs, outputs, a, b, magnitude }))
     }
 
-    /// Rank and scale of the linear layer called `module`.
+    /// The factors of the token embedding, if it is adapted: by a plain LoRA. The base's own embedding, which PEFT saves with them,
+    /// is nothing that was learnt.
+    pub(super) fn embedding<'a>(
+        &self,
+        weights: &mut WeightFile<'a>,
+        model: &ModelConfig,
+    ) -> Result<Option<StoredEmbedding<'a>>, AdapterError> {
+        if !self.is_plain() {
+            return Ok(None);
+        }
+        let names = ["A", "B"].map(|part| format!("{EMBEDDING}.lora_embedding_{part}"));
+        let Some([a, b]) = weights.take_all(EMBEDDING, names, self.selection.of(EMBEDDING)?)? else {
+            return Ok(None);
+        };
+        let (rank, scale) = self.rank_and_scale(EMBEDDING)?;
+        let (vocab, hidden) = (model.vocab_size, model.hidden_size);
+        let (a, b) = (weights.matrix(a, [rank, vocab])?, weights.matrix(b, [hidden, rank])?);
+        if let Some(copy) = weights.take(&format!("{EMBEDDING}.base_layer.weight")) {
+            weights.matrix(copy, [vocab, hidden])?;
+        }
+        Ok(Some(StoredEmbedding { rank, scale, a, b }))
+    }
+
+    /// Rank and scale of the layer called `module`.
     fn rank_and_scale(&self, module: &str) -> Result<(usize, f32), AdapterError> {
         let path = self.selection.path();
         let problem = |option| move |problem| option_error(path, option, problem);

@@ -7,12 +7,13 @@ use ids::Generation;
 use kernels::TensorType;
 
 use super::{
+    embedding::EmbeddingFactors,
     error::AdapterError,
     hasher::GenerationHasher,
     invocation::Invocation,
     method::{
-        Adapter, AnyAdapter, DoraAdapter, DraftAdapter, DraftShape, LoraModule, Method, Prefix, ScaleVector,
-        Scales, Side,
+        Adapter, AnyAdapter, DoraAdapter, DraftAdapter, DraftShape, EmbeddingAdapter, LoraModule, Method,
+        Prefix, ScaleVector, Scales, Side,
     },
 };
 use crate::shape::source::Target;
@@ -71,10 +72,21 @@ pub(super) struct StoredPrefix<'a> {
     pub(super) values: StoredMatrix<'a>,
 }
 
+/// The factors of the token embedding as a file stores them.
+pub(super) struct StoredEmbedding<'a> {
+    pub(super) rank: usize,
+    pub(super) scale: f32,
+    /// `[rank, vocab]`.
+    pub(super) a: StoredMatrix<'a>,
+    /// `[hidden, rank]`.
+    pub(super) b: StoredMatrix<'a>,
+}
+
 /// What an adapter does as its files store it.
 pub(super) enum StoredMethod<'a> {
     Lora(Vec<StoredModule<'a>>),
     Activated(Vec<StoredModule<'a>>, Invocation),
+    Embedding(Vec<StoredModule<'a>>, StoredEmbedding<'a>),
     /// Each with its magnitude.
     Dora(Vec<(StoredModule<'a>, StoredMatrix<'a>)>),
     Ia3(Vec<StoredVector<'a>>),
@@ -93,6 +105,9 @@ pub(super) fn assemble(
             assemble_lora(path, hasher, modules)?
         }
         StoredMethod::Activated(modules, invocation) => assemble_activated(path, modules, invocation)?,
+        StoredMethod::Embedding(modules, embedding) => {
+            return assemble_embedding(path, modules, &embedding, base_model).map(AnyAdapter::Embeds);
+        }
         StoredMethod::Dora(modules) => {
             return assemble_dora(path, modules, base_model).map(AnyAdapter::Decomposed);
         }
@@ -114,6 +129,22 @@ fn assemble_activated(
         }
         assembled => Ok(assembled),
     }
+}
+
+fn assemble_embedding(
+    path: &Path,
+    stored: Vec<StoredModule<'_>>,
+    embedding: &StoredEmbedding<'_>,
+    base_model: Option<String>,
+) -> Result<EmbeddingAdapter, AdapterError> {
+    let &StoredEmbedding { rank, scale, ref a, ref b } = embedding;
+    let mut hasher = GenerationHasher::embedding(stored.len(), rank, scale);
+    hasher.matrix(a.kind, &a.bytes);
+    hasher.matrix(b.kind, &b.bytes);
+    let (method, generation, stored_in_16_bits) = assemble_modules(path, hasher, stored)?;
+    let adapter = Adapter { generation, method, base_model, stored_in_16_bits };
+    let factors = EmbeddingFactors::new(rank, scale, &decode(path, a)?, &decode(path, b)?);
+    Ok(EmbeddingAdapter { adapter, factors })
 }
 
 fn assemble_dora(
@@ -150,12 +181,20 @@ type Assembled = (Method, Generation, bool);
 
 fn assemble_lora(
     path: &Path,
-    mut hasher: GenerationHasher,
-    mut stored: Vec<StoredModule<'_>>,
+    hasher: GenerationHasher,
+    stored: Vec<StoredModule<'_>>,
 ) -> Result<Assembled, AdapterError> {
     if stored.is_empty() {
         return Err(AdapterError::Empty { path: path.to_path_buf() });
     }
+    assemble_modules(path, hasher, stored)
+}
+
+fn assemble_modules(
+    path: &Path,
+    mut hasher: GenerationHasher,
+    mut stored: Vec<StoredModule<'_>>,
+) -> Result<Assembled, AdapterError> {
     stored.sort_by_key(|module| (module.layer, module.target));
     let mut modules = Vec::with_capacity(stored.len());
     let mut in_16_bits = true;

@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc};
 
 use ids::Generation;
 
-use super::invocation::Invocation;
+use super::{embedding::EmbeddingFactors, invocation::Invocation};
 use crate::shape::{config::ModelConfig, source::Target};
 
 /// An adapter, read and checked against the base model's shape.
@@ -59,6 +59,16 @@ pub struct DoraAdapter {
     pub magnitudes: Vec<Vec<f32>>,
 }
 
+/// A LoRA that changes embeddings of tokens as well, read and checked against the base model's shape. A head that shares its
+/// weights with the embedding stays as it is.
+#[derive(Debug, Clone, PartialEq)]
+pub struct EmbeddingAdapter {
+    /// What it does to linear layers, a LoRA; there need be none. Its generation is that of all of this.
+    pub adapter: Adapter,
+    /// What it does to embeddings.
+    pub factors: EmbeddingFactors,
+}
+
 /// An adapter of any kind.
 #[derive(Debug, Clone, PartialEq)]
 pub enum AnyAdapter {
@@ -68,6 +78,8 @@ pub enum AnyAdapter {
     Drafts(DraftAdapter),
     /// Requests are answered by it, over the base's weights.
     Decomposed(DoraAdapter),
+    /// Requests are answered by it, and what their tokens are embedded as.
+    Embeds(EmbeddingAdapter),
 }
 
 impl AnyAdapter {
@@ -78,6 +90,7 @@ impl AnyAdapter {
             Self::Answers(adapter) => adapter,
             Self::Drafts(draft) => &draft.adapter,
             Self::Decomposed(dora) => &dora.adapter,
+            Self::Embeds(embedding) => &embedding.adapter,
         }
     }
 
@@ -86,6 +99,7 @@ impl AnyAdapter {
     pub fn kind(&self) -> AdapterKind {
         match self {
             Self::Decomposed(_) => AdapterKind::Dora,
+            Self::Embeds(_) => AdapterKind::Embedding,
             _ => self.adapter().method.kind(),
         }
     }
@@ -136,6 +150,8 @@ pub enum AdapterKind {
     Dora,
     /// The same from where it is invoked.
     Activated,
+    /// The same, and of the token embedding.
+    Embedding,
     /// Vectors that scale inputs or outputs of linear layers.
     Ia3,
     /// Keys and values before the first token.
@@ -148,6 +164,7 @@ impl fmt::Display for AdapterKind {
             Self::Lora => "LoRA",
             Self::Dora => "DoRA",
             Self::Activated => "activated LoRA",
+            Self::Embedding => "LoRA of the embedding",
             Self::Ia3 => "IA3",
             Self::Prefix => "prefix tuning",
         })

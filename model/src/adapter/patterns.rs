@@ -7,6 +7,7 @@
 use fancy_regex::{Regex, RegexBuilder};
 
 use super::limits::MAX_PATTERN_BYTES;
+use crate::sources::hf_names::EMBEDDING;
 
 /// Steps of backtracking for one name. Names are short; an honest pattern needs a few dozen.
 const MAX_BACKTRACKS: usize = 10_000;
@@ -110,7 +111,7 @@ pub(super) enum Names {
     List(Vec<String>),
     /// One expression.
     Pattern(Pattern),
-    /// Every linear layer but the head.
+    /// Every linear layer but the head; so not the embedding either.
     AllLinear,
 }
 
@@ -119,7 +120,7 @@ impl Names {
         match self {
             Self::List(list) => Ok(list.iter().any(|entry| is_tail(name, entry))),
             Self::Pattern(pattern) => pattern.matches(name),
-            Self::AllLinear => Ok(name != "lm_head"),
+            Self::AllLinear => Ok(!["lm_head", EMBEDDING].contains(&name)),
         }
     }
 

@@ -132,7 +132,10 @@ impl<'a> Files<'a> {
                     return Ok(StoredMethod::Activated(modules, invocation.clone()));
                 }
                 if !config.is_dora() {
-                    return Ok(StoredMethod::Lora(modules));
+                    return Ok(match config.embedding(weights, model)? {
+                        Some(embedding) => StoredMethod::Embedding(modules, embedding),
+                        None => StoredMethod::Lora(modules),
+                    });
                 }
                 let with_magnitude = modules.into_iter().map(|module| {
                     let magnitude = magnitude(config, weights, model, (module.layer, module.target))?;
@@ -175,7 +178,9 @@ impl<'a> Files<'a> {
                     Ok(Some(_)) if config.is_dora() => magnitude(config, weights, model, place).err(),
                     module => module.err(),
                 };
-                layers.filter_map(&mut problem).collect()
+                let mut problems: Vec<_> = layers.filter_map(&mut problem).collect();
+                problems.extend(config.embedding(weights, model).err());
+                problems
             }
             MethodConfig::Ia3(config) => {
                 layers.filter_map(|place| config.vector(weights, model, place).err()).collect()

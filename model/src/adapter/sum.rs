@@ -128,8 +128,8 @@ pub fn sum(parts: Vec<(AnyAdapter, f32)>) -> Result<Adapter, SumError> {
     for (part, weight) in parts {
         let adapter = match part {
             AnyAdapter::Drafts(_) => return Err(SumError::Draft),
-            AnyAdapter::Decomposed(_) => return Err(SumError::Kind(AdapterKind::Dora)),
             AnyAdapter::Answers(adapter) => adapter,
+            other => return Err(SumError::Kind(other.kind())),
         };
         let Method::Lora(modules) = adapter.method else { return Err(SumError::Kind(adapter.method.kind())) };
         named.push((adapter.generation, weight.to_bits()));

@@ -6,11 +6,12 @@ use std::sync::Arc;
 use kernels::{
     attention::QkvLayout,
     cuda::{
-        CudaError, Matrix, Stream,
+        CudaError, DeviceVec, Matrix, Stream,
         board::{Await, NativeCopy, Spans, SumsPlace, add_sums, await_value, copy_and_signal, copy_native},
         lora::{CopyLane, LoraPlan, LoraSegment, PlanShape, add_deltas},
-        rows::{place, scale_columns},
+        rows::{add_weighted, place, scale_columns},
     },
+    lora::NumberKind,
 };
 
 use super::{
@@ -21,7 +22,10 @@ use super::{
 };
 use crate::{
     adapter::Side,
-    deltas::{adapter_rows::AdapterRows, prepared::PreparedAdapter},
+    deltas::{
+        adapter_rows::{AdapterRows, EmbeddingDeltas},
+        prepared::PreparedAdapter,
+    },
     forward::{Deltas, LinearGroup, SequenceSlice},
     shape::{config::ModelConfig, layout::model_groups, source::Target},
     sites::SiteId,
@@ -116,7 +120,10 @@ impl<'a> CudaDeltas<'a> {
 
     /// True if the pass is nothing but launches that depend on the plan.
     pub(super) fn is_plain(&self) -> bool {
-        self.help.is_empty() && !self.has_scales && self.found.virtual_rows.is_empty()
+        self.help.is_empty()
+            && !self.has_scales
+            && !self.found.have_embeddings()
+            && self.found.virtual_rows.is_empty()
     }
 
     /// What the launches depend on; `None` without adapters.
@@ -239,6 +246,24 @@ impl Drop for CudaDeltas<'_> {
 }
 
 impl Deltas<CudaDevice> for CudaDeltas<'_> {
+    fn add_embeddings(
+        &mut self,
+        device: &mut CudaDevice,
+        tokens: &mut dyn Iterator<Item = u32>,
+        residual: &mut Matrix,
+    ) -> Result<(), CudaError> {
+        let EmbeddingDeltas { rows, values } = self.found.embedding_deltas(self.config, tokens);
+        if rows.is_empty() {
+            return Ok(());
+        }
+        let stream = device.stream();
+        let mut deltas = Matrix::new(stream.cuda(), NumberKind::F32)?;
+        deltas.reshape(rows.len(), residual.width())?;
+        deltas.upload(stream, 0, &values)?;
+        let ones = DeviceVec::from_slice(stream, &vec![1.0; rows.len()])?;
+        add_weighted(stream, &deltas, &DeviceVec::from_slice(stream, &rows)?, &ones, residual)
+    }
+
     fn scale_inputs(
         &mut self,
         device: &mut CudaDevice,

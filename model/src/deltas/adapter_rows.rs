@@ -7,7 +7,7 @@ use kernels::lora::LoraMatrix;
 use crate::{
     deltas::{assist::Ask, device_copy::DeviceCopy, prepared::PreparedAdapter},
     forward::SequenceSlice,
-    shape::{layout::LinearGroup, source::Target},
+    shape::{config::ModelConfig, layout::LinearGroup, source::Target},
 };
 
 /// Consecutive rows of one adapter.
@@ -45,6 +45,15 @@ pub(crate) struct VirtualRows {
     pub(crate) adapter: Arc<PreparedAdapter>,
 }
 
+/// What adapters add to embeddings.
+#[derive(Debug, Default)]
+pub(crate) struct EmbeddingDeltas {
+    /// To which of the batch's.
+    pub(crate) rows: Vec<u32>,
+    /// `[rows, hidden]`.
+    pub(crate) values: Vec<f32>,
+}
+
 /// The adapters of a batch's rows. Rows of the base model are in no run.
 #[derive(Debug)]
 pub struct AdapterRows {
@@ -76,6 +85,35 @@ impl AdapterRows {
     /// The runs of the rows that pass through a group.
     pub(crate) fn of_group(&self, group: LinearGroup) -> &[Run] {
         if group == LinearGroup::Head { &self.head_rows } else { &self.rows }
+    }
+
+    /// Whether any run changes embeddings.
+    pub(crate) fn have_embeddings(&self) -> bool {
+        self.rows.iter().any(|run| run.adapter.embedding().is_some())
+    }
+
+    /// What the adapters add to the embeddings of the batch's `tokens`. They are few numbers, and computed by the host for whatever device.
+    pub(crate) fn embedding_deltas(
+        &self,
+        config: &ModelConfig,
+        tokens: &mut dyn Iterator<Item = u32>,
+    ) -> EmbeddingDeltas {
+        let mut deltas = EmbeddingDeltas::default();
+        if !self.have_embeddings() {
+            return deltas;
+        }
+        let rows: Vec<(u32, u32)> = (0..).zip(tokens).collect();
+        for run in &self.rows {
+            let Some(factors) = run.adapter.embedding() else { continue };
+            for &(row, token) in &rows[run.first_row..][..run.rows] {
+                deltas.rows.push(row);
+                deltas.values.extend(factors.delta(token));
+            }
+        }
+        if let Some(factor) = config.traits.embedding_scale {
+            deltas.values.iter_mut().for_each(|value| *value *= factor);
+        }
+        deltas
     }
 
     /// Whether any run has vectors that scale.

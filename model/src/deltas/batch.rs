@@ -1,5 +1,5 @@
 //! What the adapters of a batch change: the low-rank deltas, of which the device computes what it holds and whoever
-//! assists the rest; inputs and outputs that are scaled (IA3); keys and values of virtual tokens (prefix tuning).
+//! assists the rest; inputs and outputs that are scaled (IA3); keys and values of virtual tokens (prefix tuning); embeddings.
 
 use std::convert::Infallible;
 
@@ -13,7 +13,7 @@ use crate::{
     adapter::Side,
     cpu::Compute,
     deltas::{
-        adapter_rows::{AdapterRows, Run, VirtualRows},
+        adapter_rows::{AdapterRows, EmbeddingDeltas, Run, VirtualRows},
         assist::{Ask, Assist},
     },
     forward::Deltas,
@@ -172,6 +172,21 @@ fn segment<'a>(run: &'a Run, part: &Part, layer: usize, sums: Option<&'a [f32]>)
 }
 
 impl Deltas<Compute> for BatchDeltas<'_> {
+    fn add_embeddings(
+        &mut self,
+        _device: &mut Compute,
+        tokens: &mut dyn Iterator<Item = u32>,
+        residual: &mut Vec<f32>,
+    ) -> Result<(), Infallible> {
+        let width = self.config.hidden_size;
+        let EmbeddingDeltas { rows, values } = self.found.embedding_deltas(self.config, tokens);
+        for (row, delta) in rows.into_iter().zip(values.chunks_exact(width)) {
+            let embedding = &mut residual[row as usize * width..][..width];
+            embedding.iter_mut().zip(delta).for_each(|(value, delta)| *value += delta);
+        }
+        Ok(())
+    }
+
     fn scale_inputs(
         &mut self,
         _device: &mut Compute,

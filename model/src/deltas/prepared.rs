@@ -9,7 +9,7 @@ use ids::Generation;
 use kernels::lora::{LayoutError, LoraMatrix, LoraPrecision, MatrixLayout, SharedBytes};
 
 use crate::{
-    adapter::{Adapter, Invocation, LoraModule, Method, Prefix, Scales},
+    adapter::{Adapter, EmbeddingFactors, Invocation, LoraModule, Method, Prefix, Scales},
     deltas::{
         device_copy::{DeviceCopy, DeviceMemory},
         matrices::{HostMatrices, ImageNumber, ModuleLayout},
@@ -27,6 +27,7 @@ enum Direct {
     Prefix(Arc<Prefix>),
     /// Where it begins.
     Invocation(Invocation),
+    Embedding(Arc<EmbeddingFactors>),
 }
 
 impl Direct {
@@ -35,6 +36,7 @@ impl Direct {
             Self::None | Self::Invocation(_) => 0,
             Self::Scales(scales) => scales.bytes(),
             Self::Prefix(prefix) => prefix.bytes(),
+            Self::Embedding(factors) => factors.bytes(),
         }
     }
 }
@@ -76,6 +78,12 @@ impl EncodedAdapter {
     #[must_use]
     pub fn with_scales(self, scales: Scales) -> Self {
         Self { direct: Direct::Scales(Arc::new(scales)), ..self }
+    }
+
+    /// The same, with what embeddings of tokens are changed by.
+    #[must_use]
+    pub fn with_embedding(self, factors: EmbeddingFactors) -> Self {
+        Self { direct: Direct::Embedding(Arc::new(factors)), ..self }
     }
 }
 
@@ -209,6 +217,12 @@ impl PreparedAdapter {
     #[must_use]
     pub fn prefix(&self) -> Option<&Prefix> {
         if let Direct::Prefix(prefix) = &self.direct { Some(prefix) } else { None }
+    }
+
+    /// What embeddings of tokens are changed by, if it is of this kind.
+    #[must_use]
+    pub fn embedding(&self) -> Option<&EmbeddingFactors> {
+        if let Direct::Embedding(factors) = &self.direct { Some(factors) } else { None }
     }
 
     /// Who computed how much of it.

@@ -54,6 +54,17 @@ pub trait ReverseLayers<D: Device>: BaseLayers<D> {
 
 /// Who adds the adapters' deltas to the outputs of a group.
 pub trait Deltas<D: Device> {
+    /// Adds to the embeddings of the batch's `tokens`, `[tokens, hidden]`, what adapters change of them.
+    ///
+    /// # Errors
+    /// The device fails.
+    fn add_embeddings(
+        &mut self,
+        device: &mut D,
+        tokens: &mut dyn Iterator<Item = u32>,
+        residual: &mut D::Residual,
+    ) -> Result<(), D::Error>;
+
     /// Changes the inputs of a group where an adapter scales them (IA3), before anybody else sees them.
     ///
     /// # Errors

@@ -8,6 +8,9 @@ use crate::shape::{
     source::{Target, TensorId},
 };
 
+/// What they call the token embedding.
+pub(crate) const EMBEDDING: &str = "model.embed_tokens";
+
 /// Where safetensors files keep a tensor of a model.
 pub(super) fn place(config: &ModelConfig, id: TensorId) -> Place {
     Place::of(config, id, || tensor_name(config, id), fused_module_name)
@@ -36,7 +39,7 @@ pub(super) fn stacked_place(config: &ModelConfig, id: TensorId) -> Place {
 /// What safetensors files call a tensor of a model.
 pub(crate) fn tensor_name(config: &ModelConfig, id: TensorId) -> String {
     match id {
-        TensorId::TokenEmbedding => "model.embed_tokens.weight".to_owned(),
+        TensorId::TokenEmbedding => format!("{EMBEDDING}.weight"),
         TensorId::OutputNorm => "model.norm.weight".to_owned(),
         TensorId::AttentionNorm(layer) => format!("model.layers.{layer}.input_layernorm.weight"),
         // Behind attention and before the feed-forward: one place, unless something is normed at both.

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use kernels::lora::LoraPrecision;
 use model::{
-    adapter::{Adapter, AnyAdapter, Scales, sum::sum},
+    adapter::{Adapter, AnyAdapter, EmbeddingFactors, Scales, sum::sum},
     deltas::prepared::{EncodedAdapter, PreparedAdapter},
     resident::LoadedWeights,
     shape::config::ModelConfig,
@@ -16,19 +16,28 @@ pub(crate) struct Asked {
     pub(crate) adapter: Adapter,
     /// What the base's outputs are scaled with, by a DoRA.
     pub(crate) scales: Option<Scales>,
+    /// What it does to embeddings.
+    pub(crate) embedding: Option<EmbeddingFactors>,
+}
+
+impl From<Adapter> for Asked {
+    fn from(adapter: Adapter) -> Self {
+        Self { adapter, scales: None, embedding: None }
+    }
 }
 
 impl Asked {
     /// An adapter of the model at `model`.
     pub(crate) fn of(model: &Path, adapter: AnyAdapter) -> Self {
         match adapter {
-            AnyAdapter::Answers(adapter) => Self { adapter, scales: None },
+            AnyAdapter::Answers(adapter) => adapter.into(),
+            AnyAdapter::Embeds(it) => Self { embedding: Some(it.factors), ..it.adapter.into() },
             AnyAdapter::Decomposed(dora) => {
                 let source = open(model).unwrap();
                 let base = LoadedWeights::open(&*source, None, 1, &|_| {}).unwrap().shared();
                 let layer = |layer, target| base.linear_layer(layer, target);
                 let (adapter, scales) = dora.over(base.config(), layer).unwrap();
-                Self { adapter, scales: Some(scales) }
+                Self { scales: Some(scales), ..adapter.into() }
             }
             AnyAdapter::Drafts(_) => panic!("a draft answers nobody"),
         }
@@ -37,9 +46,10 @@ impl Asked {
     /// It, as kernels read it.
     pub(crate) fn prepared(self, config: &ModelConfig, precision: LoraPrecision) -> PreparedAdapter {
         let encoded = EncodedAdapter::new(&self.adapter, config, precision);
-        let encoded = match self.scales {
-            Some(scales) => encoded.with_scales(scales),
-            None => encoded,
+        let encoded = match (self.scales, self.embedding) {
+            (Some(scales), _) => encoded.with_scales(scales),
+            (None, Some(factors)) => encoded.with_embedding(factors),
+            (None, None) => encoded,
         };
         PreparedAdapter::of(encoded, config).unwrap()
     }

@@ -26,7 +26,8 @@ struct IndexedModel {
     adapters: Vec<String>,
     /// Several adapters at once, each with a weight behind a colon.
     sums: Vec<String>,
-    doras: Vec<String>,
+    /// DoRAs, and those of embeddings: a kind, and a name.
+    others: Vec<String>,
 }
 
 #[derive(Deserialize)]
@@ -157,7 +158,7 @@ fn check<P: ForwardPass<Adapter = PreparedAdapter>>(
     println!("{name}: logit error {worst:.2e}");
 }
 
-/// Checks every model in the folder `golden`, without an adapter, with each of its own, with sums of these and with DoRAs. `load`
+/// Checks every model in the folder `golden`, without an adapter, with each of its own, with sums of these and with those of other kinds. `load`
 /// takes a model's path, `prepare` what it gave, that path and an adapter; it gives none that its device does not compute.
 pub(crate) fn check_all<P: ForwardPass<Adapter = PreparedAdapter>>(
     golden: &Path,
@@ -190,11 +191,11 @@ impl IndexedModel {
         let sums = sums.map(|(nth, asked)| {
             (format!("sum/{nth}"), summed(&adapters.join(&self.name), asked, config).into())
         });
-        let doras = self
-            .doras
-            .iter()
-            .map(|name| (format!("dora/{name}"), read(&adapters.join("dora").join(&self.name).join(name))));
-        plain.chain(sums).chain(doras).collect()
+        let others = self.others.iter().map(|other| {
+            let (kind, name) = other.split_once('/').unwrap();
+            (other.clone(), read(&adapters.join(kind).join(&self.name).join(name)))
+        });
+        plain.chain(sums).chain(others).collect()
     }
 }
 
