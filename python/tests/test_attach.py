@@ -13,6 +13,7 @@ peft = pytest.importorskip("peft")
 
 from compare import TOKENS, same_step, step, targets_of, tokens_of, with_lora  # noqa: E402
 from models import MAKERS, make, serve  # noqa: E402
+from pools import make_pool  # noqa: E402
 
 import holobiont  # noqa: E402
 from holobiont import Class, Dtype, Op, Path  # noqa: E402
@@ -338,6 +339,27 @@ def test_two_executors_train_the_bits_of_exact_arithmetic_and_see_nothing(pair):
         attached.session.stats()
 
 
+def test_pads_train_the_bits_of_exact_arithmetic_and_are_closed_with_the_attachment(pair, place):
+    model, first, _ = pair
+    pads, targets = make_pool(place / "pads", first, 4 * TOKENS.numel()), ["q_proj", "down_proj"]
+    plain = make("llama")
+    holobiont.attach(plain, first.address, path="ring")
+    logits, loss, gradients = step(with_lora(plain, targets))
+    first.payloads.clear()
+    attached = holobiont.attach(model, first.address, masking="pads", pads=pads)
+    assert attached.path is Path.RING and "masking pads" in str(attached)
+    masked = with_lora(model, targets)
+    found, its, of = step(masked)
+    assert torch.equal(found, logits) and its == loss
+    assert all(torch.equal(of[name], gradient) for name, gradient in gradients.items())
+    assert len(set(first.payloads)) == len(first.payloads), "nothing was sent twice"
+    with pytest.raises(holobiont.MaskingRefused, match="in use"):
+        holobiont.Pool(pads)
+    holobiont.detach(masked)
+    with holobiont.Pool(pads) as pool, pytest.raises(holobiont.MaskingRefused, match="choose one"):
+        holobiont.attach(masked, first.address, masking="pads", pads=pool, second=first.address)
+
+
 def test_masks_and_paths_that_do_not_go_together_are_refused_and_change_nothing(pair):
     model, first, second = pair
     for options in (
@@ -347,7 +369,8 @@ def test_masks_and_paths_that_do_not_go_together_are_refused_and_change_nothing(
         {"masking": "shares", "second": first.address},
         {"masking": "paper", "second": second.address},
         {"masking": "paper", "path": "ring"},
-        {"masking": "pads"},
+        {"masking": "pads", "pads": "/nowhere"},
+        {"masking": "off", "pads": "/nowhere"},
     ):
         with pytest.raises(holobiont.MaskingRefused):
             holobiont.attach(model, first.address, **options)
