@@ -7,6 +7,7 @@ use files_support::{assert_says, f32_bytes, hf_name, numbers, safetensors, tiny}
 use model::{
     adapter::{
         Adapter, AdapterError, AdapterKind, AnyAdapter, EmbeddingAdapter,
+        named::NamedLora,
         sum::{SumError, sum},
     },
     shape::source::Target,
@@ -129,11 +130,13 @@ fn what_does_not_fit_is_refused_by_name() {
 }
 
 #[test]
-fn nothing_adds_up_with_it_and_nobody_trains_it() {
+fn nothing_adds_up_with_it_and_nobody_trains_or_merges_it() {
     let (both, queries) = with_queries();
     let adapter = AnyAdapter::Embeds(read(&both, &queries).unwrap());
     let kind = Err(SumError::Kind(AdapterKind::Embedding));
     assert_eq!(sum(vec![(adapter.clone(), 1.0), (adapter, 1.0)]), kind);
+    let named = in_directory(&both, &queries, NamedLora::read);
+    assert_says(named, &["embedding", "merged"]);
     let read = in_directory(&both, &queries, |path| Adapter::read(path, &tiny()));
     assert_says(read, &["embedding", "an executor"]);
 }

@@ -232,7 +232,7 @@ pub enum AdapterError {
     },
     /// A LoRA of the token embedding where it cannot be.
     #[error(
-        "{} adapts the token embedding, which cannot be trained here: load it into an executor, or into a split client", path.display())]
+        "{} adapts the token embedding: load it into an executor or a split client; it cannot be trained, merged or compared", path.display())]
     Embeds {
         /// The directory.
         path: PathBuf,

@@ -16,6 +16,7 @@ use super::{
     weight_file::WeightFile,
     writing::{self, CONFIG_FILE, Named, WEIGHT_FILE, WriteError},
 };
+use crate::sources::hf_names::EMBEDDING;
 
 /// A LoRA or DoRA in PEFT's format.
 #[derive(Debug, Clone, PartialEq)]
@@ -93,6 +94,9 @@ impl NamedLora {
             return Err(AdapterError::Draft { path: directory.to_path_buf() });
         }
         let mut weights = WeightFile::parse(&directory.join(WEIGHT_FILE), &weights)?;
+        if weights.has(&format!("{EMBEDDING}.lora_embedding_A")) {
+            return Err(AdapterError::Embeds { path: directory.to_path_buf() });
+        }
         let mut modules = BTreeMap::new();
         for name in weights.adapted() {
             if let Some(stored) = config.factors(&mut weights, &name)? {
