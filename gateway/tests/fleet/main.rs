@@ -11,6 +11,7 @@ mod fake_executor;
 mod servers;
 mod support;
 
+mod encryption;
 mod files;
 mod jobs;
 mod names;

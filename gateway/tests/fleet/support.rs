@@ -70,7 +70,8 @@ impl Host {
         Self::of(tempfile::tempdir().unwrap(), None).await.unwrap()
     }
 
-    async fn of(directory: TempDir, fleet: Option<Fleet>) -> Result<Self, OpenError> {
+    /// A host with what is in `directory`, of `fleet`, if it belongs to one.
+    pub(crate) async fn of(directory: TempDir, fleet: Option<Fleet>) -> Result<Self, OpenError> {
         let path = directory.path();
         std::fs::create_dir_all(path.join("root")).unwrap();
         let fake = FakeExecutor::start(&path.join("socket"), ROOM, Duration::ZERO).await;

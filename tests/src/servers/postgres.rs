@@ -1,8 +1,11 @@
 //! A PostgreSQL of its own for a test.
 
 use std::{
-    fs,
-    os::unix::{fs::chown, process::CommandExt as _},
+    fs::{self, Permissions},
+    os::unix::{
+        fs::{PermissionsExt as _, chown},
+        process::CommandExt as _,
+    },
     path::PathBuf,
     process::{Command, ExitStatus, Stdio},
 };
@@ -88,6 +91,22 @@ impl Postgres {
     /// Makes a standby the one that takes changes.
     pub fn promote(&self) {
         self.control(&["promote", "-w"]);
+    }
+
+    /// From now on connections over loopback are encrypted, with a certificate and its key in PEM.
+    pub fn encrypt(&self, certificate: &str, key: &str) {
+        let hosts = "hostssl all all 127.0.0.1/32 trust\n";
+        for (name, text) in [("server.crt", certificate), ("server.key", key), ("pg_hba.conf", hosts)] {
+            let path = self.data().join(name);
+            fs::write(&path, text).expect("its directory can be written to");
+            fs::set_permissions(&path, Permissions::from_mode(0o600)).expect("it was just written");
+            if let Some((user, group)) = self.owner {
+                chown(&path, Some(user), Some(group)).expect("it can be given away");
+            }
+        }
+        self.ask("ALTER SYSTEM SET ssl = on");
+        self.ask("SELECT pg_reload_conf()");
+        patience::eventually("it encrypts", || self.ask("SHOW ssl") == "on");
     }
 
     /// What comes of a command in SQL: its first column, without spaces.

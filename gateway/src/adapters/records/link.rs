@@ -37,6 +37,8 @@ use crate::{
 
 /// How long the server may take for one thing that is asked of it.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
+/// How long a start waits for it that could serve what this host knew.
+const START_PATIENCE: Duration = Duration::from_secs(1);
 /// How often the number of the last change is looked at when nothing is heard.
 const LOOK: Duration = Duration::from_secs(1);
 /// Between a connection that was lost and the next.
@@ -87,8 +89,8 @@ impl Shared {
         Ok((shared, records))
     }
 
-    /// The same for a gateway, whose host keeps a part of it in `state`. What is kept there is returned as long as the
-    /// registry cannot be reached, and API keys are brought to `key_file`, if it is given.
+    /// The same for a gateway, whose host keeps a part of it in `state`. What is kept there is returned if the registry does
+    /// not answer soon, and API keys are brought to `key_file`, if it is given.
     ///
     /// # Errors
     /// If it cannot be reached and nothing is kept here, or a later version made the tables.
@@ -99,17 +101,26 @@ impl Shared {
     ) -> Result<(Self, Vec<Record>), DatabaseError> {
         let (mirror, known) = Mirror::open(state, &address, key_file).await?;
         let shared = Self::at(address, Some(mirror));
-        let records = match (shared.connect().await, known) {
-            (Err(error @ DatabaseError::Unreachable { .. }), Some(Known { records, age })) => {
-                // Since the machine began, at most.
-                let heard = Instant::now().checked_sub(age).unwrap_or_else(Instant::now);
-                lock(&shared.heard).0 = heard;
-                shared.lost(&error);
-                records
-            }
-            (records, _) => records?,
+        let records = match known {
+            None => shared.connect().await?,
+            Some(known) => shared.connect_or_take(known).await?,
         };
         Ok((shared, records))
+    }
+
+    /// What the registry says, or what is known of it, if that takes too long. Then it is read later.
+    async fn connect_or_take(&self, known: Known) -> Result<Vec<Record>, DatabaseError> {
+        let connected = timeout(START_PATIENCE, self.connect()).await;
+        match connected.unwrap_or_else(|_| Err(self.unreachable(&"it does not answer"))) {
+            Err(error @ DatabaseError::Unreachable { .. }) => {
+                // Since the machine began, at most.
+                let heard = Instant::now().checked_sub(known.age).unwrap_or_else(Instant::now);
+                lock(&self.heard).0 = heard;
+                self.lost(&error);
+                Ok(known.records)
+            }
+            read => read,
+        }
     }
 
     pub(super) fn at(address: PostgresAddress, mirror: Option<Mirror>) -> Self {

@@ -10,7 +10,7 @@ use std::{
 };
 
 use keys::Draft;
-use sqlx::Connection as _;
+use sqlx::{Connection as _, SqliteConnection};
 
 use super::{Changes, Scope, address::PostgresAddress};
 use crate::{
@@ -20,6 +20,8 @@ use crate::{
 
 /// What its file begins with; what the registry's address hashes to follows, for another one knows other adapters.
 const FILE: &str = "known-";
+/// SQLite's application id of a file that holds a whole registry.
+const READ: i64 = 0x686f_6c6f;
 
 /// See the module's description.
 #[derive(Debug)]
@@ -39,7 +41,7 @@ pub(super) struct Known {
 }
 
 impl Mirror {
-    /// Opens what is kept in `state` of the registry at `address`, and reads it; `None` if nothing was ever kept.
+    /// Opens what is kept in `state` of the registry at `address`, and reads it; `None` if that was never read.
     pub(in crate::adapters) async fn open(
         state: &Path,
         address: &PostgresAddress,
@@ -74,6 +76,7 @@ impl Mirror {
         let mut transaction = connection.begin().await.map_err(DatabaseError::of)?;
         if changes.scope == Scope::Whole {
             database::clear(&mut transaction).await.map_err(DatabaseError::of)?;
+            mark(&mut transaction).await.map_err(DatabaseError::of)?;
         }
         for (name, record) in &changes.records {
             let written = match record {
@@ -110,8 +113,21 @@ async fn open(path: &Path) -> Result<(Database, Option<Known>), DatabaseError> {
     }
     let (database, records) = Database::open_at(path).await?;
     // One that was made and never written knows nothing, of a registry that may have adapters.
-    let known = age.filter(|_| !records.is_empty()).map(|age| Known { records, age });
+    let is_read = is_marked(&mut *database.writer().await?).await.map_err(DatabaseError::of)?;
+    let known = age.filter(|_| is_read).map(|age| Known { records, age });
     Ok((database, known))
+}
+
+/// Notes in the file's header that all of a registry is in it, be that nothing.
+async fn mark(connection: &mut SqliteConnection) -> Result<(), sqlx::Error> {
+    // A number of ours: pragmas take no parameters.
+    let marked = format!("PRAGMA application_id = {READ}");
+    sqlx::raw_sql(sqlx::AssertSqlSafe(marked)).execute(connection).await.map(drop)
+}
+
+async fn is_marked(connection: &mut SqliteConnection) -> Result<bool, sqlx::Error> {
+    let found: i64 = sqlx::query_scalar("PRAGMA application_id").fetch_one(connection).await?;
+    Ok(found == READ)
 }
 
 /// When anything of it was written last.
