@@ -1,7 +1,7 @@
 """A pool of pads on a disk, as ``holobiont-client pads prepare`` makes it: each of them is taken out once.
 
 A pad is burnt before it is used: the journal says that it is gone, and is on the disk, before it is read; a process or a machine
-that dies loses what it has burnt, and uses nothing twice. One process holds a pool. Files and rules are those of
+that dies loses what it has burnt, and uses nothing twice. One that ends in order says what it has not taken. One process holds a pool. Files and rules are those of
 ``client/src/masking/pads``; their hashes are BLAKE3, of the package `blake3`.
 """
 
@@ -80,9 +80,9 @@ class Pool:
             if self._journal.identity() != identity:
                 raise MaskingRefused(f"{self.path} is a copy of a pool whose original may be used as well; make pads anew")
             self._files = [self._opened_file(at, opened) for at in range(2 * len(self.shapes))]
-            # What was burnt and not used is lost: nobody knows how much of it was.
+            # What was burnt by who died is lost: nobody knows how much of it was used.
             self._next = self._journal.burnt.copy()
-            self._let_go = weakref.finalize(self, opened.pop_all().close)
+            self._let_go = weakref.finalize(self, _end, self._journal, self._next, opened.pop_all())
         self._lock = threading.Lock()
         renewed_in_forks(self)
 
@@ -99,7 +99,9 @@ class Pool:
     def after_fork(self) -> None:
         """A child process must not take what its parent takes: it has no pads."""
         self._lock = threading.Lock()
-        self.close()
+        if held := self._let_go.detach():
+            _, _, (_, _, opened), _ = held
+            opened.close()
 
     def expect(self, commitment: bytes) -> None:
         """Refuses where its pads are of other weights than these."""
@@ -166,6 +168,14 @@ class Pool:
         if os.fstat(file).st_size < int(self._journal.made[at]) * self._pad_bytes(at):
             raise _broken(self._name(at), "it is shorter than the journal says")
         return file
+
+
+def _end(journal: _Journal, taken: _Counts, opened: contextlib.ExitStack) -> None:
+    """Lets a pool go. What was burnt and not taken is whole, and nobody takes it from here any more: it burns again for who does."""
+    # Otherwise it is lost, as if this process had been killed.
+    with opened, contextlib.suppress(OSError):
+        if (taken < journal.burnt).any():
+            journal.commit(taken)
 
 
 class _Journal:

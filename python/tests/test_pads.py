@@ -82,17 +82,21 @@ def test_every_attempt_takes_pads_of_its_own(exact, pads):
     assert held.left(0, False) == 40 - 6 * 2, "two were lost, two refused, two answered"
 
 
-def test_what_is_burnt_is_never_used_again_however_the_process_ends(exact, pads):
+def test_a_pool_that_is_let_go_loses_no_pad_and_gives_none_twice(exact, pads):
     taken = set()
-    for left in (40, 0):
-        held = Pool(pads)
-        assert held.left(0, False) == left
-        if left:
+    for number in range(13):
+        with Pool(pads) as held:
+            assert (held.left(0, False), held.left(1, False)) == (40 - 3 * number, 40)
             taken |= {pad.draw.key for pad in held.take(0, False, 3)}
-        held.close()
-    with pytest.raises(holobiont.MaskingRefused, match="1 pads are wanted for site 0, forward, and 0 are left .* prepare"):
-        Pool(pads).take(0, False, 1)
-    assert len(taken) == 3
+    assert len(taken) == 39
+    held = Pool(pads)
+    refused("2 pads are wanted for site 0, forward, and 1 are left .* prepare", held.take, 0, False, 2)
+
+
+def test_a_process_that_ends_in_order_gives_back_what_it_did_not_take(exact, pads):
+    code = f"import os; from holobiont import Pool; held = Pool({str(pads)!r}); held.take(0, False, 1); os.fork()"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert left(pads) == 39
 
 
 def test_a_pad_that_was_used_is_zeros_on_the_disk(exact, pads):

@@ -95,10 +95,14 @@ pub fn made(client: &Client, id: &str, step: u64) -> bool {
 
 /// Waits until a job has a checkpoint that it would go on from.
 pub fn wait_for_checkpoint(client: &Client, id: &str) {
-    let checkpoints = format!("{ROUTE}/{id}/checkpoints");
-    follow(client, id, "the job has a checkpoint", |_| {
-        client.try_get(&checkpoints).is_ok_and(|list| list["data"] != json!([])).then_some(())
-    });
+    follow(client, id, "the job has a checkpoint", |_| last_checkpoint(client, id).map(drop));
+}
+
+/// After which step a job's last checkpoint is, if it has one.
+#[must_use]
+pub fn last_checkpoint(client: &Client, id: &str) -> Option<Value> {
+    let list = client.try_get(&format!("{ROUTE}/{id}/checkpoints")).ok()?;
+    list["data"].as_array()?.iter().map(|one| one["step_number"].clone()).max_by_key(Value::as_u64)
 }
 
 /// What is said of a job, the newest first.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use e2e_tests::{
     Deployment, Fault, Plan, Process, eventually, fixtures,
     jobs::{self, ROUTE},
-    servers::{self, postgres::Postgres, s3::Bucket},
+    servers::{self, postgres::Postgres, s3::Bucket, wire::Harm},
     signal, watched,
 };
 use rustix::process::Signal;
@@ -13,6 +13,8 @@ use serde_json::json;
 
 /// Of jobs that are not over when something else happens: two steps each.
 const EPOCHS: u64 = 24;
+/// Of those that make most of their steps anew.
+const FEW_EPOCHS: u64 = 12;
 
 /// A host of the fleet.
 fn host(postgres: &Postgres, bucket: &Bucket) -> Plan {
@@ -45,7 +47,7 @@ fn a_job_whose_host_is_lost_goes_on_on_another_to_the_same_bits() {
         let Some((postgres, bucket)) = servers::both() else { return };
         let (first, second) = (host(&postgres, &bucket).start(), host(&postgres, &bucket).start());
         let file = first.client.upload("pirate.jsonl", &jobs::data());
-        let order = |suffix: &str| jobs::order(&file, suffix, 12);
+        let order = |suffix: &str| jobs::order(&file, suffix, FEW_EPOCHS);
         let whole = jobs::create(&second.client, &order("whole"));
         let whole = jobs::generation(&first.client, &whole);
         let id = jobs::create(&first.client, &order("moved"));
@@ -177,5 +179,70 @@ fn a_gateway_that_is_killed_under_a_job_takes_it_up_again() {
         only.signal(Process::Gateway, Signal::KILL);
         assert_eq!(jobs::generation(&only.client, &id), whole);
         assert!(only.stop().success());
+    });
+}
+
+#[test]
+fn a_bucket_that_is_gone_and_then_has_another_checkpoint_costs_steps_and_no_bit() {
+    watched(|| {
+        let Some((postgres, bucket)) = servers::both() else { return };
+        let (first, second) = (host(&postgres, &bucket).start(), host(&postgres, &bucket).start());
+        let file = first.client.upload("pirate.jsonl", &jobs::data());
+        let order = |suffix: &str| jobs::order(&file, suffix, FEW_EPOCHS);
+        let whole = jobs::create(&first.client, &order("whole"));
+        let whole = jobs::generation(&first.client, &whole);
+        let id = jobs::create(&first.client, &order("astray"));
+        assert!(jobs::made(&second.client, &id, 1));
+        let (held, free) = if first.trainers().is_empty() { (second, first) } else { (first, second) };
+        bucket.wire.set(Harm::Gone);
+        let refused = Fault::Refused { status: 503, code: "adapter_store_unavailable".to_owned() };
+        assert_eq!(held.client.try_upload("more.jsonl", &jobs::data()), Err(refused));
+        assert!(jobs::made(&free.client, &id, 10), "it goes on, and its checkpoints are nowhere yet");
+        assert!(!kept(&bucket).iter().any(|name| name.contains("/checkpoint")), "{:?}", kept(&bucket));
+        bucket.wire.set(Harm::None);
+        assert_eq!(jobs::turn(&free.client, &id, "pause"), "paused");
+        eventually("its last checkpoint is in the bucket", || {
+            let step = jobs::job(&free.client, &id).map(|job| job["step"].clone());
+            jobs::last_checkpoint(&free.client, &id) == step
+        });
+        held.kill_supervisor();
+        let checkpoint = kept(&bucket).into_iter().find(|name| name.contains("/checkpoint"));
+        bucket.replace(&checkpoint.expect("it is there"), b"something else");
+        assert_eq!(jobs::turn(&free.client, &id, "resume"), "queued");
+        assert_eq!(jobs::generation(&free.client, &id), whole);
+        let said = jobs::said(&free.client, &id);
+        assert!(said.iter().any(|said| said.contains("begins anew")), "{said:?}");
+        only_files_stay(&bucket, 3);
+        assert!(free.stop().success());
+    });
+}
+
+#[test]
+fn a_host_that_stops_for_a_while_has_lost_its_job_and_says_no_more_of_it() {
+    watched(|| {
+        let Some((postgres, bucket)) = servers::both() else { return };
+        let (first, second) = (host(&postgres, &bucket).start(), host(&postgres, &bucket).start());
+        let file = first.client.upload("pirate.jsonl", &jobs::data());
+        let order = |suffix: &str| jobs::order(&file, suffix, FEW_EPOCHS);
+        let whole = jobs::create(&first.client, &order("whole"));
+        let whole = jobs::generation(&first.client, &whole);
+        let id = jobs::create(&first.client, &order("stopped"));
+        jobs::wait_for_checkpoint(&second.client, &id);
+        let (held, free) = if first.trainers().is_empty() { (second, first) } else { (first, second) };
+        let trainers = held.trainers();
+        let all = |how| {
+            held.signal(Process::Gateway, how);
+            trainers.iter().for_each(|trainer| signal(*trainer, how));
+        };
+        all(Signal::STOP);
+        eventually("the other host takes the job over", || !free.trainers().is_empty());
+        all(Signal::CONT);
+        eventually("the first gives it up", || held.trainers().is_empty());
+        assert_eq!(jobs::generation(&free.client, &id), whole);
+        let said = jobs::said(&held.client, &id);
+        let taken = said.iter().filter(|said| said.starts_with("going on after step ")).count();
+        assert_eq!(taken, 1, "{said:?}");
+        only_files_stay(&bucket, 3);
+        assert!(held.stop().success() && free.stop().success());
     });
 }

@@ -4,7 +4,7 @@
 use std::{path::PathBuf, sync::Arc};
 
 use e2e_tests::{
-    Ask, Deployment, Plan, eventually, fixtures,
+    Ask, Deployment, Ending, Plan, eventually, fixtures,
     servers::{self, postgres::Postgres, s3::Bucket, wire::Harm},
     watched,
 };
@@ -110,6 +110,30 @@ fn a_bucket_that_changes_bytes_or_is_gone_costs_no_wrong_token_and_no_other_adap
             assert_eq!(&other.client.ask(&ask(name)).answer, golden);
         }
         assert!(other.client.status()["store"]["damaged"].as_u64() >= Some(3));
+    });
+}
+
+#[test]
+fn a_lost_sequence_goes_on_although_its_adapters_files_have_left_the_host() {
+    watched(|| {
+        let Some((postgres, bucket)) = servers::both() else { return };
+        let one = host(&postgres, &bucket).start();
+        for (name, example) in [("a", "pirate"), ("b", "json")] {
+            one.client.load(name, &variant(&one, example, 34));
+        }
+        // Either fits, and not both.
+        let other = host(&postgres, &bucket).set("STORE_CACHE_BYTES", "2000000").start();
+        let long = Ask::new("a", fixtures::prompt(1, 40), 64);
+        let golden = one.client.ask(&long).answer;
+        for name in ["a", "b"] {
+            other.client.ask(&ask(name));
+        }
+        assert!(other.client.metric("holobiont_store_evictions_total") > 0.0);
+        let mut stream = other.client.stream(&long);
+        assert_eq!((0..4).find_map(|_| stream.step()), None);
+        other.kill_executor();
+        assert_eq!(stream.finish(), (golden, Ending::Done));
+        assert_eq!(other.client.status()["store"]["fetched"], 3);
     });
 }
 

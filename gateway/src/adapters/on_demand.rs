@@ -58,7 +58,7 @@ impl Registry {
         Ok(place)
     }
 
-    /// The same for a request that was on another executor, where it keeps its place meanwhile.
+    /// The same for a request that lost its executor, where it keeps its place meanwhile.
     ///
     /// # Errors
     /// See [`ResidencyError`].

@@ -23,9 +23,9 @@ use tokio::{
 };
 
 use crate::{
-    adapters::{Place, Registry},
+    adapters::{Place, Registry, ResidencyError},
     errors::ApiError,
-    executor::{batch::Batch, link::Event},
+    executor::{CallError, batch::Batch, link::Event},
     executors::{Executors, books::Entry as Booked, member::Ready},
     lifecycle::{Serving, Status},
     metrics::Metrics,
@@ -151,7 +151,7 @@ impl Session {
         let sequence = &self.sequences[index];
         let is_another = |error: &WireError| match error.code {
             ErrorCode::ShuttingDown => true,
-            ErrorCode::AdapterNotFound => sequence.generate.adapter.is_some() && !sequence.begun,
+            ErrorCode::AdapterNotFound => sequence.generate.adapter.is_some(),
             _ => false,
         };
         match event {
@@ -208,16 +208,20 @@ impl Session {
             let Some(to) = chosen else { continue };
             let member = executors.member(to.index);
             failpoint::pass("gateway.redo");
-            let place = match &self.sequences[index].place {
-                Some(place) if to.index != home => match self.registry.bring_beside(place, to.index).await {
-                    Ok(place) => Some(Arc::new(place)),
-                    Err(error) => {
-                        tracing::warn!(executor = member.name(), %error, "a lost sequence cannot go on there");
-                        self.route.avoid(to.index, to.epoch);
-                        continue;
-                    }
-                },
-                place => place.clone(),
+            let place = match self.place_at(index, to.index).await {
+                Ok(place) => place,
+                Err(error) if to.index != home => {
+                    tracing::warn!(executor = member.name(), %error, "a lost sequence cannot go on there");
+                    self.route.avoid(to.index, to.epoch);
+                    continue;
+                }
+                Err(ResidencyError::Busy(_) | ResidencyError::Call(CallError::Unavailable(_)))
+                    if Instant::now() < deadline =>
+                {
+                    tokio::time::sleep(ROOM_PAUSE).await;
+                    continue;
+                }
+                Err(error) => return Err(error.into()),
             };
             match member.executor().restart(&mut self.batch, index, to.epoch, again.clone()) {
                 Ok(()) => {}
@@ -230,6 +234,15 @@ impl Session {
             self.moved(index, to, place);
             self.sequences[index].booked = Some(book(&self.executors, &self.route, to.index, &again));
             return Ok(());
+        }
+    }
+
+    /// A place for a sequence's adapter in the executor at `to`. At home as well: what came back there has those whose files lie on
+    /// this host, and no more.
+    async fn place_at(&self, index: usize, to: usize) -> Result<Option<Arc<Place>>, ResidencyError> {
+        match &self.sequences[index].place {
+            Some(place) => Ok(Some(Arc::new(self.registry.bring_beside(place, to).await?))),
+            None => Ok(None),
         }
     }
 

@@ -48,7 +48,7 @@ async fn bytes_that_are_changed_in_the_bucket_are_refused_by_name_until_the_adap
     one.load("b", "second").await.unwrap();
     other.hears(&one, "b").await;
     let content = one.registry.entries()["a"].record.content.to_string();
-    bucket.replace(&content, WEIGHTS, long("forged").as_bytes());
+    bucket.replace(&format!("adapters/{content}/{WEIGHTS}"), long("forged").as_bytes());
     let refused = other.ask("a").await.unwrap_err();
     assert!(matches!(&refused, ResidencyError::Unfetched(unfetched) if unfetched.name == "a"), "{refused}");
     assert!(refused.to_string().contains("changed there"), "{refused}");

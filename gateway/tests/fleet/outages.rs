@@ -137,7 +137,8 @@ async fn a_registry_that_was_empty_is_known_to_be_empty_and_one_that_is_silent_i
     // Connections to it are taken, and nothing is ever said.
     let _silent = TcpListener::bind(("127.0.0.1", postgres.port())).unwrap();
     let started = Instant::now();
-    let host = Host::at(directory, &postgres, &bucket, 1 << 30).await.expect("it knows that there is nothing");
+    let host =
+        Host::at(directory, &postgres, &bucket, 1 << 30).await.expect("it knows that there is nothing");
     assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
     let told = freshness(&host);
     assert!(host.all().is_empty() && told.fault.is_some(), "{told:?}");

@@ -73,9 +73,9 @@ impl Bucket {
         variables.map(|(name, value)| (name, value.to_owned())).to_vec()
     }
 
-    /// Replaces a file of a content there.
-    pub fn replace(&self, content: &str, name: &str, bytes: &[u8]) {
-        self.put(&format!("/adapters/{content}/{name}"), bytes).expect("moto takes it");
+    /// Replaces what has a name there.
+    pub fn replace(&self, name: &str, bytes: &[u8]) {
+        self.put(&format!("/{name}"), bytes).expect("moto takes it");
     }
 
     /// What is in it, by name.

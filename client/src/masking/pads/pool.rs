@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Before a pad is used, the journal says that it is gone, and is on the disk; so that a process, or a machine, that dies loses what
-//! it has burnt, and uses nothing twice. One process holds a pool. A copy of a pool is refused, because its original may be used too;
+//! it has burnt, and uses nothing twice. One that ends in order says what it has not taken. One process holds a pool. A copy of a pool is refused, because its original may be used too;
 //! no program can tell a disk that was put back to an earlier state: never do that to a pool.
 
 use std::{
@@ -105,7 +105,7 @@ impl Pool {
                 files.push(file);
             }
         }
-        // What was burnt and not used is lost: nobody knows how much of it was.
+        // What was burnt by who died is lost: nobody knows how much of it was used.
         let next = journal.marks.iter().map(|mark| mark.burnt).collect();
         let (released, room) = (vec![0; files.len()], Zeroizing::default());
         let path = path.to_owned();
@@ -228,6 +228,19 @@ impl Pool {
     fn index(&self, site: SiteId, direction: Direction) -> Option<usize> {
         let site = site.0 as usize;
         (site < self.shapes.len()).then_some(2 * site + direction as usize)
+    }
+}
+
+impl Drop for Pool {
+    /// What was burnt and not taken is whole, and nobody takes it from here any more: it burns again for who does.
+    fn drop(&mut self) {
+        let marks = self.journal.marks.iter_mut().zip(&self.next);
+        let given_back =
+            marks.map(|(mark, &next)| std::mem::replace(&mut mark.burnt, next) - next).sum::<u64>();
+        if given_back > 0 {
+            // Otherwise it is lost, as if this process had been killed.
+            let _ = self.journal.commit();
+        }
     }
 }
 
