@@ -191,18 +191,19 @@ pub fn choose(policy: Policy, asked: &Asked, candidates: &[Candidate], draw: u64
 
 /// All that can take the request, the best first: [`choose`] takes that one, and whoever cannot have it goes on to the next.
 #[must_use]
-pub fn ranked(policy: Policy, asked: &Asked, candidates: &[Candidate], draw: u64) -> Vec<Choice> {
+pub fn ranked<'a>(
+    policy: Policy,
+    asked: &Asked,
+    candidates: &'a [Candidate],
+    draw: u64,
+) -> Vec<&'a Candidate> {
     let open = candidates.iter().filter(|candidate| candidate.availability == Availability::Open);
     let mut ranked: Vec<_> =
         open.map(|candidate| (rank(policy, asked, candidate, draw), candidate)).collect();
     ranked.sort_unstable_by(|(rank, one), (other_rank, other)| {
         rank.cmp(other_rank).then(one.executor.cmp(&other.executor))
     });
-    let choice = |(_, one): (Rank, &Candidate)| Choice {
-        executor: one.executor,
-        forecast: score::forecast(asked, one),
-    };
-    ranked.into_iter().map(choice).collect()
+    ranked.into_iter().map(|(_, candidate)| candidate).collect()
 }
 
 /// What a request should see on a candidate.

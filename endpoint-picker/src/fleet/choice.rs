@@ -10,7 +10,7 @@ use fleet_protocol::adapter_of;
 use policy::{
     perf::serving::Load,
     routing::{
-        self, Asked, Availability, Candidate, Choice, Residency,
+        self, Asked, Availability, Candidate, Residency,
         prefixes::{Blocks, Known},
         seen::{Seen, judged},
     },
@@ -80,14 +80,13 @@ impl Fleet {
         let asked = self.asked(ask, &seats).ok_or(Refusal::Nobody)?;
         let mut candidates = candidates(&asked, &seats, &table.prefixes.known(&blocks));
         let draw = self.hasher.hash_one(table.decisions);
-        let mut ranked = routing::ranked(self.rules.policy, &asked, &candidates, draw);
-        if ranked.is_empty() {
+        if candidates.iter().all(|one| one.availability == Availability::Closed) {
             // All are full: the one with the least to do lets it wait, or says that it may not.
             candidates.iter_mut().for_each(|one| one.availability = Availability::Open);
-            ranked = routing::ranked(self.rules.policy, &asked, &candidates, draw);
         }
+        let ranked = routing::ranked(self.rules.policy, &asked, &candidates, draw);
         let best = *ranked.first().ok_or(Refusal::Nobody)?;
-        check(&asked, &candidates, best)?;
+        check(&asked, best)?;
         let endpoints = endpoints(&seats, &ranked, 1 + self.rules.fallbacks);
         table.decisions += 1;
         let (number, executor) = (best.executor / MAX_EXECUTORS, best.executor % MAX_EXECUTORS);
@@ -214,22 +213,21 @@ fn executors(seat: &Seat<'_>) -> std::ops::Range<usize> {
     0..seat.word.executors.len().min(MAX_EXECUTORS)
 }
 
-/// Refuses if the best host would break a promise although there is something to wait for.
-fn check(asked: &Asked, candidates: &[Candidate], best: Choice) -> Result<(), Refusal> {
-    let Some(candidate) = candidates.iter().find(|one| one.executor == best.executor) else { return Ok(()) };
-    if candidate.requests() == 0 || routing::violations(asked, candidate) == 0 {
+/// Refuses if the best executor would break a promise although there is something to wait for.
+fn check(asked: &Asked, best: &Candidate) -> Result<(), Refusal> {
+    if best.requests() == 0 || routing::violations(asked, best) == 0 {
         return Ok(());
     }
-    let promised_us = asked.slo.ttft_us.unwrap_or(best.forecast.ttft_us);
-    let late_us = best.forecast.ttft_us.saturating_sub(promised_us);
+    let ttft_us = routing::forecast(asked, best).ttft_us;
+    let late_us = ttft_us.saturating_sub(asked.slo.ttft_us.unwrap_or(ttft_us));
     Err(Refusal::Late { retry_after_s: late_us.div_ceil(1_000_000).max(1) })
 }
 
-/// The hosts of choices, each once.
-fn endpoints(seats: &[Seat<'_>], ranked: &[Choice], most: usize) -> Vec<String> {
+/// The hosts of executors, each once.
+fn endpoints(seats: &[Seat<'_>], ranked: &[&Candidate], most: usize) -> Vec<String> {
     let mut numbers: Vec<usize> = Vec::with_capacity(most);
-    for choice in ranked {
-        let number = choice.executor / MAX_EXECUTORS;
+    for candidate in ranked {
+        let number = candidate.executor / MAX_EXECUTORS;
         if numbers.len() == most {
             break;
         }

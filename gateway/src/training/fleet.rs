@@ -113,7 +113,7 @@ impl Fleet {
     async fn bring_as(&self, object: &ObjectRecord, incoming: &Path) -> Result<(), TrainingError> {
         for _ in 0..ATTEMPTS {
             match self.bucket.get(&object.path, object.bytes, incoming).await {
-                Err(BucketError::Missing { .. }) => break,
+                Err(BucketError::Missing { .. } | BucketError::Changed { .. }) => break,
                 gotten => gotten?,
             }
             if is(object, incoming).await? {

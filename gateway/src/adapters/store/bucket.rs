@@ -65,6 +65,18 @@ pub enum BucketError {
         /// What was asked for.
         path: String,
     },
+    /// A file there is not as long as it was.
+    #[error("'{path}' in the bucket {address} has {found} bytes, not {bytes}: it was changed there")]
+    Changed {
+        /// Which bucket.
+        address: BucketAddress,
+        /// The file.
+        path: String,
+        /// Its length.
+        found: u64,
+        /// What it was.
+        bytes: u64,
+    },
     /// A file there is longer than any may be.
     #[error("'{path}' in the bucket {address} has {bytes} bytes, more than --max-adapter-file-bytes allows")]
     TooLarge {
@@ -286,6 +298,8 @@ impl Bucket {
             file.flush().await?;
             attempts = if have > before { 0 } else { attempts + 1 };
             match ended {
+                // Nothing more comes of trying again.
+                Err(error @ BucketError::Changed { .. }) => return Err(error),
                 Err(error) if attempts >= ATTEMPTS => return Err(error),
                 _ => {}
             }
@@ -303,6 +317,10 @@ impl Bucket {
     ) -> Result<(), BucketError> {
         let options = GetOptions { range: Some(GetRange::Bounded(*have..bytes)), ..GetOptions::default() };
         let found = self.objects.get_opts(path, options).await.map_err(|error| self.failed(error))?;
+        if found.meta.size != bytes {
+            let (address, path, found) = (self.address.clone(), path.to_string(), found.meta.size);
+            return Err(BucketError::Changed { address, path, found, bytes });
+        }
         let (mut stream, started) = (found.into_stream(), Instant::now());
         loop {
             match timeout(PATIENCE, stream.next()).await {
