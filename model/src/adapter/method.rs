@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc};
 
 use ids::Generation;
 
-use super::{embedding::EmbeddingFactors, invocation::Invocation};
+use super::{invocation::Invocation, vocabulary::VocabularyAdapter};
 use crate::shape::{config::ModelConfig, source::Target};
 
 /// An adapter, read and checked against the base model's shape.
@@ -59,16 +59,6 @@ pub struct DoraAdapter {
     pub magnitudes: Vec<Vec<f32>>,
 }
 
-/// A LoRA that changes embeddings of tokens as well, read and checked against the base model's shape. A head that shares its
-/// weights with the embedding stays as it is.
-#[derive(Debug, Clone, PartialEq)]
-pub struct EmbeddingAdapter {
-    /// What it does to linear layers, a LoRA; there need be none. Its generation is that of all of this.
-    pub adapter: Adapter,
-    /// What it does to embeddings.
-    pub factors: EmbeddingFactors,
-}
-
 /// An adapter of any kind.
 #[derive(Debug, Clone, PartialEq)]
 pub enum AnyAdapter {
@@ -78,8 +68,8 @@ pub enum AnyAdapter {
     Drafts(DraftAdapter),
     /// Requests are answered by it, over the base's weights.
     Decomposed(DoraAdapter),
-    /// Requests are answered by it, and what their tokens are embedded as.
-    Embeds(EmbeddingAdapter),
+    /// Requests are answered by it, over an embedding or a head that it changes too.
+    Vocabulary(VocabularyAdapter),
 }
 
 impl AnyAdapter {
@@ -90,7 +80,7 @@ impl AnyAdapter {
             Self::Answers(adapter) => adapter,
             Self::Drafts(draft) => &draft.adapter,
             Self::Decomposed(dora) => &dora.adapter,
-            Self::Embeds(embedding) => &embedding.adapter,
+            Self::Vocabulary(vocabulary) => &vocabulary.adapter,
         }
     }
 
@@ -99,9 +89,19 @@ impl AnyAdapter {
     pub fn kind(&self) -> AdapterKind {
         match self {
             Self::Decomposed(_) => AdapterKind::Dora,
-            Self::Embeds(_) => AdapterKind::Embedding,
+            Self::Vocabulary(vocabulary) => vocabulary.kind(),
             _ => self.adapter().method.kind(),
         }
+    }
+
+    /// Bytes it takes in memory at least, however it is kept there.
+    #[must_use]
+    pub fn least_bytes(&self) -> u64 {
+        let beside = match self {
+            Self::Vocabulary(vocabulary) => vocabulary.changes.bytes() as u64,
+            Self::Answers(_) | Self::Drafts(_) | Self::Decomposed(_) => 0,
+        };
+        self.adapter().method.least_bytes() + beside
     }
 }
 
@@ -152,6 +152,8 @@ pub enum AdapterKind {
     Activated,
     /// The same, and of the token embedding.
     Embedding,
+    /// The same, with an embedding or a head of its own.
+    Saved,
     /// Vectors that scale inputs or outputs of linear layers.
     Ia3,
     /// Keys and values before the first token.
@@ -165,6 +167,7 @@ impl fmt::Display for AdapterKind {
             Self::Dora => "DoRA",
             Self::Activated => "activated LoRA",
             Self::Embedding => "LoRA of the embedding",
+            Self::Saved => "LoRA with saved modules",
             Self::Ia3 => "IA3",
             Self::Prefix => "prefix tuning",
         })

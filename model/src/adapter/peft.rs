@@ -12,7 +12,7 @@ use super::{
     error::AdapterError,
     ia3::Ia3Config,
     limits::{MAX_CONFIG_BYTES, MAX_WEIGHT_BYTES},
-    lora::LoraConfig,
+    lora::{Base, LoraConfig},
     matrix::{StoredMatrix, StoredMethod, assemble, assemble_draft},
     method::{AnyAdapter, DraftShape},
     options::Options,
@@ -92,7 +92,7 @@ impl MethodConfig {
             Some(IA3) => Ia3Config::take(options).map(Self::Ia3),
             Some(PREFIX) => PrefixConfig::take(options, model).map(Self::Prefix),
             Some(VERA) => VeraConfig::take(options).map(Self::Vera),
-            _ => LoraConfig::take(options, model.layers, model.vocab_size).map(Self::Lora),
+            _ => LoraConfig::take(options, Base::of(model)).map(Self::Lora),
         }
     }
 }
@@ -132,8 +132,8 @@ impl<'a> Files<'a> {
                     return Ok(StoredMethod::Activated(modules, invocation.clone()));
                 }
                 if !config.is_dora() {
-                    return Ok(match config.embedding(weights, model)? {
-                        Some(embedding) => StoredMethod::Embedding(modules, embedding),
+                    return Ok(match config.vocabulary(weights, model)? {
+                        Some(vocabulary) => StoredMethod::Vocabulary(modules, vocabulary),
                         None => StoredMethod::Lora(modules),
                     });
                 }
@@ -179,7 +179,7 @@ impl<'a> Files<'a> {
                     module => module.err(),
                 };
                 let mut problems: Vec<_> = layers.filter_map(&mut problem).collect();
-                problems.extend(config.embedding(weights, model).err());
+                problems.extend(config.vocabulary(weights, model).err());
                 problems
             }
             MethodConfig::Ia3(config) => {
