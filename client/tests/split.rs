@@ -43,7 +43,8 @@ fn a_split_model_has_the_resident_bits_for_every_architecture_and_golden_adapter
         let (expected, found) =
             (resident_logits(&mut resident, &prompt, None), split_logits(&mut split, &prompt, None));
         assert_eq!(bits(&found), bits(&expected), "{name}");
-        let Ok(adapters) = std::fs::read_dir(golden("adapters").join(name)) else { continue };
+        let folders = ["", "embedding", "saved"].map(|kind| golden("adapters").join(kind).join(name));
+        let adapters = folders.into_iter().flat_map(|folder| std::fs::read_dir(folder).into_iter().flatten());
         for path in adapters.map(|entry| entry.unwrap().path()).filter(|path| path.is_dir()) {
             let Ok(adapter) = split.load_adapter(&path) else { continue };
             let task = task(prompt.clone(), 9, vocab_size, 0.8);

@@ -1,5 +1,5 @@
 //! What the adapters of a batch change: the low-rank deltas, of which the device computes what it holds and whoever
-//! assists the rest; inputs and outputs that are scaled (IA3); keys and values of virtual tokens (prefix tuning); embeddings.
+//! assists the rest; inputs and outputs that are scaled (IA3); keys and values of virtual tokens (prefix tuning); embeddings and heads.
 
 use std::convert::Infallible;
 

@@ -17,8 +17,8 @@ use crate::{
     shape::{config::ModelConfig, layout::linear_shape, source::Target},
 };
 
-/// What of an adapter is no matrix. It stays in ordinary memory: there is nothing in it for workers to compute, and it
-/// is always on the device.
+/// What of an adapter is no factor of a linear layer. It stays in ordinary memory: there is nothing in it for workers to compute,
+/// and no pass waits for it.
 #[derive(Debug, Clone, Default)]
 enum Direct {
     #[default]
@@ -175,7 +175,7 @@ impl PreparedAdapter {
         self.host.bytes() + self.direct.bytes()
     }
 
-    /// Bytes that travel to the device: those of its matrices.
+    /// Bytes that travel to the device: those of its low-rank matrices.
     #[must_use]
     pub fn device_bytes(&self) -> usize {
         self.host.bytes()
