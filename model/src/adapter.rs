@@ -13,6 +13,7 @@ mod gguf;
 mod hasher;
 mod ia3;
 mod invocation;
+mod kind;
 pub mod limits;
 mod lora;
 mod matrix;
@@ -24,6 +25,7 @@ mod peft;
 mod prefix;
 mod saved;
 mod selection;
+mod stored_vocabulary;
 pub mod sum;
 mod vera;
 mod vocabulary;
@@ -38,11 +40,12 @@ pub use self::{
     embedding::EmbeddingFactors,
     error::AdapterError,
     invocation::Invocation,
+    kind::AdapterKind,
     method::{
-        Adapter, AdapterKind, AnyAdapter, DoraAdapter, DraftAdapter, DraftShape, LoraModule, Method, Prefix,
-        ScaleVector, Scales, Side,
+        Adapter, AnyAdapter, DoraAdapter, DraftAdapter, DraftShape, LoraModule, Method, Prefix, ScaleVector,
+        Scales, Side, VocabularyAdapter,
     },
-    vocabulary::{EmbeddingChange, SavedMatrix, VocabularyAdapter, VocabularyChanges},
+    vocabulary::{EmbeddingChange, SavedMatrix, VocabularyChanges},
 };
 use crate::shape::config::ModelConfig;
 

@@ -60,8 +60,7 @@ fn entries(copies: &[&str]) -> Vec<Entry> {
 fn in_directory<T>(config: &Value, entries: &[Entry], use_it: impl FnOnce(&std::path::Path) -> T) -> T {
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("adapter_config.json"), config.to_string()).unwrap();
-    std::fs::write(directory.path().join("adapter_model.safetensors"), safetensors(&entries.to_vec()))
-        .unwrap();
+    std::fs::write(directory.path().join("adapter_model.safetensors"), safetensors(entries)).unwrap();
     use_it(directory.path())
 }
 

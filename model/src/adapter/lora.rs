@@ -12,7 +12,7 @@ use super::{
     patterns::ByPattern,
     saved::{SAVED, SavedModules, Tying},
     selection::{Selected, Selection},
-    vocabulary::{StoredEmbedding, StoredEmbeddingFactors, StoredVocabulary},
+    stored_vocabulary::{StoredEmbedding, StoredEmbeddingFactors, StoredVocabulary},
     weight_file::WeightFile,
 };
 use crate::{

@@ -14,7 +14,6 @@ use super::{
         Adapter, AnyAdapter, DoraAdapter, DraftAdapter, DraftShape, LoraModule, Method, Prefix, ScaleVector,
         Scales, Side,
     },
-    vocabulary::{StoredVocabulary, assemble_vocabulary},
 };
 use crate::shape::source::Target;
 
@@ -76,7 +75,6 @@ pub(super) struct StoredPrefix<'a> {
 pub(super) enum StoredMethod<'a> {
     Lora(Vec<StoredModule<'a>>),
     Activated(Vec<StoredModule<'a>>, Invocation),
-    Vocabulary(Vec<StoredModule<'a>>, StoredVocabulary<'a>),
     /// Each with its magnitude.
     Dora(Vec<(StoredModule<'a>, StoredMatrix<'a>)>),
     Ia3(Vec<StoredVector<'a>>),
@@ -95,9 +93,6 @@ pub(super) fn assemble(
             assemble_lora(path, hasher, modules)?
         }
         StoredMethod::Activated(modules, invocation) => assemble_activated(path, modules, invocation)?,
-        StoredMethod::Vocabulary(modules, vocabulary) => {
-            return assemble_vocabulary(path, modules, &vocabulary, base_model).map(AnyAdapter::Vocabulary);
-        }
         StoredMethod::Dora(modules) => {
             return assemble_dora(path, modules, base_model).map(AnyAdapter::Decomposed);
         }

@@ -1,10 +1,10 @@
 //! An adapter, and what it does to the base model: one of three methods, each with its numbers.
 
-use std::{fmt, sync::Arc};
+use std::sync::Arc;
 
 use ids::Generation;
 
-use super::{invocation::Invocation, vocabulary::VocabularyAdapter};
+use super::{invocation::Invocation, kind::AdapterKind, vocabulary::VocabularyChanges};
 use crate::shape::{config::ModelConfig, source::Target};
 
 /// An adapter, read and checked against the base model's shape.
@@ -59,6 +59,16 @@ pub struct DoraAdapter {
     pub magnitudes: Vec<Vec<f32>>,
 }
 
+/// A LoRA that changes the token embedding or the head as well, read and checked against the base model's shape. Of weights that
+/// embedding and head share, the one that it does not name stays as it is.
+#[derive(Debug, Clone, PartialEq)]
+pub struct VocabularyAdapter {
+    /// What it does to linear layers, a LoRA; there need be none. Its generation is that of all of this.
+    pub adapter: Adapter,
+    /// What it does to embedding and head.
+    pub changes: VocabularyChanges,
+}
+
 /// An adapter of any kind.
 #[derive(Debug, Clone, PartialEq)]
 pub enum AnyAdapter {
@@ -89,7 +99,8 @@ impl AnyAdapter {
     pub fn kind(&self) -> AdapterKind {
         match self {
             Self::Decomposed(_) => AdapterKind::Dora,
-            Self::Vocabulary(vocabulary) => vocabulary.kind(),
+            Self::Vocabulary(vocabulary) if vocabulary.changes.saved().is_empty() => AdapterKind::Embedding,
+            Self::Vocabulary(_) => AdapterKind::Saved,
             _ => self.adapter().method.kind(),
         }
     }
@@ -139,39 +150,6 @@ impl DraftAdapter {
 fn cut(head: &mut LoraModule, ids: &[u32]) {
     let rank = head.rank;
     head.b = ids.iter().flat_map(|&id| &head.b[id as usize * rank..][..rank]).copied().collect();
-}
-
-/// The methods by name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AdapterKind {
-    /// Low-rank deltas of linear layers.
-    Lora,
-    /// The same with a magnitude for each output.
-    Dora,
-    /// The same from where it is invoked.
-    Activated,
-    /// The same, and of the token embedding.
-    Embedding,
-    /// The same, with an embedding or a head of its own.
-    Saved,
-    /// Vectors that scale inputs or outputs of linear layers.
-    Ia3,
-    /// Keys and values before the first token.
-    Prefix,
-}
-
-impl fmt::Display for AdapterKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Lora => "LoRA",
-            Self::Dora => "DoRA",
-            Self::Activated => "activated LoRA",
-            Self::Embedding => "LoRA of the embedding",
-            Self::Saved => "LoRA with saved modules",
-            Self::Ia3 => "IA3",
-            Self::Prefix => "prefix tuning",
-        })
-    }
 }
 
 /// What an adapter does.

@@ -7,9 +7,9 @@ use serde_json::{Map, Value, json};
 
 use super::{
     error::AdapterError,
+    kind::AdapterKind,
     lora::{Base, LoraConfig},
     matrix::{StoredFactors, decode},
-    method::AdapterKind,
     options::Options,
     peft::{METHOD, read_files},
     sum::{Factors, Joined, SumError, join},

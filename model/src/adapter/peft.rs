@@ -17,6 +17,7 @@ use super::{
     method::{AnyAdapter, DraftShape},
     options::Options,
     prefix::PrefixConfig,
+    stored_vocabulary::{StoredVocabulary, assemble_vocabulary},
     vera::VeraConfig,
     weight_file::WeightFile,
     writing::{CONFIG_FILE, WEIGHT_FILE},
@@ -49,16 +50,19 @@ const ATTEMPTS: usize = 3;
 pub(super) fn read(directory: &Path, model: &ModelConfig) -> Result<AnyAdapter, AdapterError> {
     let (config, weights) = read_files(directory)?;
     let mut files = Files::parse(directory, model, &config, &weights)?;
-    let (method, draft) = (files.method()?, files.draft()?);
+    let (method, vocabulary, draft) = (files.method()?, files.vocabulary()?, files.draft()?);
     if let Some(error) = files.weights.unknown().next() {
         return Err(error);
     }
     let (path, base_model) = (files.weights.path(), files.base_model);
-    match (method, draft) {
-        (StoredMethod::Lora(modules), Some(shape)) => {
+    match (method, vocabulary, draft) {
+        (StoredMethod::Lora(modules), None, Some(shape)) => {
             assemble_draft(path, shape, modules, base_model).map(AnyAdapter::Drafts)
         }
-        (method, _) => assemble(path, method, base_model),
+        (StoredMethod::Lora(modules), Some(vocabulary), None) => {
+            assemble_vocabulary(path, modules, &vocabulary, base_model).map(AnyAdapter::Vocabulary)
+        }
+        (method, ..) => assemble(path, method, base_model),
     }
 }
 
@@ -132,10 +136,7 @@ impl<'a> Files<'a> {
                     return Ok(StoredMethod::Activated(modules, invocation.clone()));
                 }
                 if !config.is_dora() {
-                    return Ok(match config.vocabulary(weights, model)? {
-                        Some(vocabulary) => StoredMethod::Vocabulary(modules, vocabulary),
-                        None => StoredMethod::Lora(modules),
-                    });
+                    return Ok(StoredMethod::Lora(modules));
                 }
                 let with_magnitude = modules.into_iter().map(|module| {
                     let magnitude = magnitude(config, weights, model, (module.layer, module.target))?;
@@ -155,6 +156,14 @@ impl<'a> Files<'a> {
                 StoredMethod::Lora(read.collect::<Result<_, _>>()?)
             }
         })
+    }
+
+    /// What is done to embedding and head, by a plain LoRA.
+    fn vocabulary(&mut self) -> Result<Option<StoredVocabulary<'a>>, AdapterError> {
+        match &self.config {
+            MethodConfig::Lora(config) => config.vocabulary(&mut self.weights, self.model),
+            MethodConfig::Ia3(_) | MethodConfig::Prefix(_) | MethodConfig::Vera(_) => Ok(None),
+        }
     }
 
     /// What of the base a draft computes, if it is one.

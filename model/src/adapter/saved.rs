@@ -1,7 +1,12 @@
 //! `modules_to_save` of a LoRA: copies of the base's token embedding or head, trained whole beside it. PEFT adapts nothing that it saves.
 
 use super::{
-    error::AdapterError, matrix::StoredMatrix, options::Options, patterns::is_tail, weight_file::WeightFile,
+    error::AdapterError,
+    matrix::StoredMatrix,
+    options::Options,
+    patterns::is_tail,
+    vocabulary::{EMBEDDING_MODULE, HEAD_MODULE},
+    weight_file::WeightFile,
 };
 use crate::{
     shape::{config::ModelConfig, layout::tensor_shape, source::Target, source::TensorId},
@@ -13,10 +18,6 @@ pub(super) const SAVED: &str = "modules_to_save";
 
 /// The option that has embedding and head of a base that ties them be one in the adapter too.
 const TIED: &str = "ensure_weight_tying";
-
-/// What PEFT calls those that can be saved.
-pub(super) const EMBEDDING_MODULE: &str = "embed_tokens";
-pub(super) const HEAD_MODULE: &str = "lm_head";
 
 /// What the low-rank factors of a layer are called behind its name.
 const FACTORS: [&str; 4] = ["lora_A.weight", "lora_B.weight", "lora_embedding_A", "lora_embedding_B"];

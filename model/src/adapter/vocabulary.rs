@@ -1,28 +1,15 @@
 //! What an adapter does to the weights that have a row for each token: the token embedding, which it adds to (a LoRA) or
 //! replaces, and the head, which it replaces (PEFT's `modules_to_save`).
 
-use std::{path::Path, sync::Arc};
+use std::sync::Arc;
 
 use kernels::PackedMatrix;
 
-use super::{
-    embedding::EmbeddingFactors,
-    error::AdapterError,
-    hasher::GenerationHasher,
-    matrix::{StoredMatrix, StoredModule, assemble_modules, check_rows, decode},
-    method::{Adapter, AdapterKind},
-    saved::{EMBEDDING_MODULE, HEAD_MODULE},
-};
+use super::embedding::EmbeddingFactors;
 
-/// A LoRA that changes the token embedding or the head as well, read and checked against the base model's shape. Of weights that
-/// embedding and head share, the one that it does not name stays as it is.
-#[derive(Debug, Clone, PartialEq)]
-pub struct VocabularyAdapter {
-    /// What it does to linear layers, a LoRA; there need be none. Its generation is that of all of this.
-    pub adapter: Adapter,
-    /// What it does to embedding and head.
-    pub changes: VocabularyChanges,
-}
+/// What PEFT calls those that can be replaced.
+pub(super) const EMBEDDING_MODULE: &str = "embed_tokens";
+pub(super) const HEAD_MODULE: &str = "lm_head";
 
 /// What is done to embedding and head: to one of them at least.
 #[derive(Debug, Clone, PartialEq)]
@@ -47,6 +34,10 @@ pub enum EmbeddingChange {
 pub struct SavedMatrix(Arc<PackedMatrix>);
 
 impl SavedMatrix {
+    pub(super) fn new(weights: PackedMatrix) -> Self {
+        Self(Arc::new(weights))
+    }
+
     /// The weights, as kernels take them.
     #[must_use]
     pub fn weights(&self) -> &PackedMatrix {
@@ -81,13 +72,6 @@ impl PartialEq for SavedMatrix {
         self.is(other)
             || shape(self) == shape(other)
                 && (0..self.0.rows()).all(|row| self.nth_row(row) == other.nth_row(row))
-    }
-}
-
-impl VocabularyAdapter {
-    /// What it is called.
-    pub(super) fn kind(&self) -> AdapterKind {
-        if self.changes.saved().is_empty() { AdapterKind::Embedding } else { AdapterKind::Saved }
     }
 }
 
@@ -126,116 +110,5 @@ impl VocabularyChanges {
         };
         let shares = |head: &&SavedMatrix| self.own_embedding().is_some_and(|own| own.is(head));
         embedding + self.head.as_ref().filter(|head| !shares(head)).map_or(0, |head| head.0.bytes())
-    }
-}
-
-/// The factors of the token embedding as a file stores them.
-pub(super) struct StoredEmbeddingFactors<'a> {
-    pub(super) rank: usize,
-    pub(super) scale: f32,
-    /// `[rank, vocab]`.
-    pub(super) a: StoredMatrix<'a>,
-    /// `[hidden, rank]`.
-    pub(super) b: StoredMatrix<'a>,
-}
-
-/// What is done to the token embedding as a file stores it.
-pub(super) enum StoredEmbedding<'a> {
-    Factors(StoredEmbeddingFactors<'a>),
-    /// `[vocab, hidden]`.
-    Saved(StoredMatrix<'a>),
-}
-
-/// What is done to embedding and head as a file stores it: to one of them at least.
-pub(super) struct StoredVocabulary<'a> {
-    /// Numbers of a row.
-    pub(super) hidden: usize,
-    pub(super) embedding: Option<StoredEmbedding<'a>>,
-    /// `[vocab, hidden]`.
-    pub(super) head: Option<StoredMatrix<'a>>,
-}
-
-/// Decodes, checks and hashes the adapter in `path`.
-pub(super) fn assemble_vocabulary(
-    path: &Path,
-    modules: Vec<StoredModule<'_>>,
-    stored: &StoredVocabulary<'_>,
-    base_model: Option<String>,
-) -> Result<VocabularyAdapter, AdapterError> {
-    let (method, generation, stored_in_16_bits) = assemble_modules(path, stored.hasher(&modules), modules)?;
-    let adapter = Adapter { generation, method, base_model, stored_in_16_bits };
-    Ok(VocabularyAdapter { adapter, changes: stored.changes(path)? })
-}
-
-impl StoredVocabulary<'_> {
-    /// Begins the hash of an adapter of these modules, which must follow sorted by layer and target. A LoRA of the embedding alone
-    /// has the one that it had before there was anything else.
-    fn hasher(&self, modules: &[StoredModule<'_>]) -> GenerationHasher {
-        if let (Some(StoredEmbedding::Factors(factors)), None) = (&self.embedding, &self.head) {
-            let mut hasher = GenerationHasher::embedding(modules.len());
-            factors.hash(&mut hasher);
-            return hasher;
-        }
-        let mut hasher = GenerationHasher::saved(modules.len());
-        match &self.embedding {
-            None => hasher.nothing(),
-            Some(StoredEmbedding::Factors(factors)) => {
-                hasher.adapted();
-                factors.hash(&mut hasher);
-            }
-            Some(StoredEmbedding::Saved(matrix)) => hasher.replaced(matrix.kind, &matrix.bytes),
-        }
-        match &self.head {
-            None => hasher.nothing(),
-            Some(matrix) => hasher.replaced(matrix.kind, &matrix.bytes),
-        }
-        hasher
-    }
-
-    fn changes(&self, path: &Path) -> Result<VocabularyChanges, AdapterError> {
-        let embedding = match &self.embedding {
-            None => None,
-            Some(StoredEmbedding::Factors(factors)) => Some(EmbeddingChange::Factors(factors.decode(path)?)),
-            Some(StoredEmbedding::Saved(matrix)) => Some(EmbeddingChange::Saved(self.pack(path, matrix)?)),
-        };
-        let head = match (&self.head, &embedding) {
-            (None, _) => None,
-            (Some(_), Some(EmbeddingChange::Saved(own))) if self.are_one() => Some(own.clone()),
-            (Some(head), _) => Some(self.pack(path, head)?),
-        };
-        Ok(VocabularyChanges { embedding, head })
-    }
-
-    /// Whether embedding and head have the same numbers, as PEFT saves what it has tied: one copy is enough in memory.
-    fn are_one(&self) -> bool {
-        let (Some(StoredEmbedding::Saved(embedding)), Some(head)) = (&self.embedding, &self.head) else {
-            return false;
-        };
-        embedding.kind == head.kind && embedding.bytes == head.bytes
-    }
-
-    fn pack(&self, path: &Path, matrix: &StoredMatrix<'_>) -> Result<SavedMatrix, AdapterError> {
-        check_rows(path, matrix, self.hidden)?;
-        let row_bytes = matrix.kind.row_bytes(self.hidden).unwrap_or(0).max(1);
-        let rows = matrix.bytes.len() / row_bytes;
-        let packed = PackedMatrix::pack(matrix.kind, &matrix.bytes, rows, self.hidden);
-        packed.map(|packed| SavedMatrix(Arc::new(packed))).map_err(|source| AdapterError::Pack {
-            path: path.to_path_buf(),
-            tensor: matrix.name.clone(),
-            source,
-        })
-    }
-}
-
-impl StoredEmbeddingFactors<'_> {
-    fn hash(&self, hasher: &mut GenerationHasher) {
-        hasher.factors(self.rank, self.scale);
-        hasher.matrix(self.a.kind, &self.a.bytes);
-        hasher.matrix(self.b.kind, &self.b.bytes);
-    }
-
-    fn decode(&self, path: &Path) -> Result<EmbeddingFactors, AdapterError> {
-        let (a, b) = (decode(path, &self.a)?, decode(path, &self.b)?);
-        Ok(EmbeddingFactors::new(self.rank, self.scale, &a, &b))
     }
 }
