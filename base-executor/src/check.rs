@@ -13,7 +13,7 @@ use files::location::{HubSettings, resolve};
 use ids::BlockId;
 use kernels::lora::LoraPrecision;
 use model::{
-    adapter::{Adapter, AdapterError, AdapterKind, AnyAdapter, DraftShape},
+    adapter::{Adapter, AdapterError, AdapterKind, AnyAdapter, DraftShape, VocabularyChanges},
     deltas::prepared::{EncodedAdapter, PreparedAdapter},
     forward::{BLOCK_TOKENS, ForwardPass as _, LogitRows, SequenceSlice},
     resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
@@ -62,6 +62,8 @@ struct Facts {
     generation: String,
     modules: usize,
     rank: usize,
+    /// What of the base it has copies of, by PEFT's names.
+    saved: Vec<&'static str>,
     virtual_tokens: usize,
     bytes: usize,
     base_model: Option<String>,
@@ -116,18 +118,18 @@ fn examine(config: &CheckConfig) -> anyhow::Result<Report> {
     };
     let draft = match &adapter {
         AnyAdapter::Drafts(draft) => Some(draft.shape.clone()),
-        AnyAdapter::Answers(_) | AnyAdapter::Decomposed(_) | AnyAdapter::Embeds(_) => None,
+        AnyAdapter::Answers(_) | AnyAdapter::Decomposed(_) | AnyAdapter::Vocabulary(_) => None,
     };
     let kind = adapter.kind();
-    let embedding =
-        if let AnyAdapter::Embeds(adapter) = &adapter { Some(adapter.factors.rank()) } else { None };
     let prepared = Arc::new(prepared(&*source, &adapter)?);
+    let vocabulary = prepared.vocabulary();
     let adapter = adapter.adapter();
     Ok(Report::Usable(Facts {
         kind,
         generation: adapter.generation.to_string(),
-        modules: adapter.method.linear_layers() + usize::from(embedding.is_some()),
-        rank: adapter.method.rank().max(embedding.unwrap_or(0)),
+        modules: adapter.method.linear_layers() + vocabulary.map_or(0, VocabularyChanges::modules),
+        rank: adapter.method.rank().max(vocabulary.map_or(0, VocabularyChanges::rank)),
+        saved: vocabulary.map_or_else(Vec::new, VocabularyChanges::saved),
         virtual_tokens: adapter.method.virtual_tokens(),
         bytes: prepared.bytes(),
         base_model: adapter.base_model.clone(),
@@ -147,7 +149,7 @@ fn prepared(source: &(dyn WeightSource + Sync), adapter: &AnyAdapter) -> anyhow:
     let encode = |adapter: &Adapter| EncodedAdapter::new(adapter, config, precision);
     let encoded = match adapter {
         AnyAdapter::Answers(_) | AnyAdapter::Drafts(_) => encode(adapter.adapter()),
-        AnyAdapter::Embeds(adapter) => encode(&adapter.adapter).with_embedding(adapter.factors.clone()),
+        AnyAdapter::Vocabulary(it) => encode(&it.adapter).with_vocabulary(it.changes.clone()),
         AnyAdapter::Decomposed(dora) => {
             let base = LoadedWeights::open(source, None, process::allowed_cores()?.len(), &|_| {})?.shared();
             let (adapter, scales) = dora.over(config, |layer, target| base.linear_layer(layer, target))?;
@@ -257,7 +259,8 @@ fn problem(error: &AdapterError) -> Value {
 
 impl Facts {
     fn lines(&self) -> Vec<String> {
-        let Self { kind, generation, modules, rank, virtual_tokens, bytes, base_model, draft, probe } = self;
+        let Self { kind, generation, modules, rank, saved, virtual_tokens, bytes, base_model, draft, probe } =
+            self;
         let mut lines = vec![
             "usable".to_owned(),
             format!("  kind        {kind}"),
@@ -265,12 +268,17 @@ impl Facts {
             format!("  modules     {modules}"),
         ];
         lines.extend(match kind {
-            AdapterKind::Lora | AdapterKind::Dora | AdapterKind::Activated | AdapterKind::Embedding => {
-                Some(format!("  rank        {rank}"))
-            }
+            AdapterKind::Lora
+            | AdapterKind::Dora
+            | AdapterKind::Activated
+            | AdapterKind::Embedding
+            | AdapterKind::Saved => Some(format!("  rank        {rank}")),
             AdapterKind::Ia3 => None,
             AdapterKind::Prefix => Some(format!("  prefix      {virtual_tokens} virtual tokens")),
         });
+        if !saved.is_empty() {
+            lines.push(format!("  saved       {}", saved.join(", ")));
+        }
         lines.extend(draft.as_ref().map(|draft| format!("  draft       {}", words(draft))));
         lines.push(format!("  bytes       {bytes}"));
         lines.extend(base_model.as_ref().map(|name| format!("  trained on  {}", name.escape_debug())));
@@ -286,12 +294,14 @@ impl Facts {
     }
 
     fn json(&self) -> Value {
-        let Self { kind, generation, modules, rank, virtual_tokens, bytes, base_model, draft, probe } = self;
+        let Self { kind, generation, modules, rank, saved, virtual_tokens, bytes, base_model, draft, probe } =
+            self;
         let kind = match kind {
             AdapterKind::Lora => "lora",
             AdapterKind::Dora => "dora",
             AdapterKind::Activated => "alora",
             AdapterKind::Embedding => "embedding",
+            AdapterKind::Saved => "saved",
             AdapterKind::Ia3 => "ia3",
             AdapterKind::Prefix => "prefix",
         };
@@ -303,7 +313,7 @@ impl Facts {
         });
         json!({
             "usable": true, "found": true, "kind": kind, "generation": generation, "modules": modules,
-            "rank": rank, "virtual_tokens": virtual_tokens, "bytes": bytes, "base_model": base_model, "draft": draft, "probe": probe, "problems": [],
+            "rank": rank, "saved": saved, "virtual_tokens": virtual_tokens, "bytes": bytes, "base_model": base_model, "draft": draft, "probe": probe, "problems": [],
         })
     }
 }

@@ -40,7 +40,7 @@ pub trait Loader: Send + 'static {
 
     /// Bytes that [`prepare`](Self::prepare) will take at least; claimed from the budget before it is called.
     fn least_bytes(&self, adapter: &AnyAdapter) -> u64 {
-        adapter.adapter().method.least_bytes()
+        adapter.least_bytes()
     }
 
     /// Brings an adapter into the form the forward pass takes.

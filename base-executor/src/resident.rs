@@ -201,7 +201,7 @@ impl Loader for AdapterLoader {
         let encoded = match adapter {
             AnyAdapter::Answers(adapter) => self.encode(&adapter),
             AnyAdapter::Decomposed(dora) => self.encode_dora(&dora)?,
-            AnyAdapter::Embeds(adapter) => self.encode(&adapter.adapter).with_embedding(adapter.factors),
+            AnyAdapter::Vocabulary(it) => self.encode(&it.adapter).with_vocabulary(it.changes),
             AnyAdapter::Drafts(draft) => return self.prepare_draft(&draft),
         };
         let prepared = publish(encoded, &self.config, &self.library).map_err(|error| match error {

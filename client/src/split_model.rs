@@ -216,7 +216,7 @@ impl SplitModel {
     pub fn load_adapter(&self, path: &Path) -> Result<OwnAdapter, LoadError> {
         let encode = |adapter: &Adapter| EncodedAdapter::new(adapter, self.config(), self.precision);
         let encoded = match AnyAdapter::read(path, self.config())? {
-            AnyAdapter::Embeds(adapter) => encode(&adapter.adapter).with_embedding(adapter.factors),
+            AnyAdapter::Vocabulary(it) => encode(&it.adapter).with_vocabulary(it.changes),
             other => encode(&other.answering(path)?),
         };
         let prepared = Arc::new(PreparedAdapter::of(encoded, self.config())?);

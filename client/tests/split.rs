@@ -43,7 +43,8 @@ fn a_split_model_has_the_resident_bits_for_every_architecture_and_golden_adapter
         let (expected, found) =
             (resident_logits(&mut resident, &prompt, None), split_logits(&mut split, &prompt, None));
         assert_eq!(bits(&found), bits(&expected), "{name}");
-        let Ok(adapters) = std::fs::read_dir(golden("adapters").join(name)) else { continue };
+        let folders = ["", "embedding", "saved"].map(|kind| golden("adapters").join(kind).join(name));
+        let adapters = folders.into_iter().flat_map(|folder| std::fs::read_dir(folder).into_iter().flatten());
         for path in adapters.map(|entry| entry.unwrap().path()).filter(|path| path.is_dir()) {
             let Ok(adapter) = split.load_adapter(&path) else { continue };
             let task = task(prompt.clone(), 9, vocab_size, 0.8);
@@ -132,16 +133,25 @@ fn an_activated_adapter_says_what_peft_does_and_goes_on_from_what_the_base_left(
 }
 
 #[test]
-fn an_adapter_of_the_embedding_says_what_peft_does() {
-    for (model, name) in [("llama-tied", "with-layers"), ("gemma3", "alone")] {
-        let text =
-            std::fs::read(golden("expected").join(model).join(format!("embedding/{name}.json"))).unwrap();
+fn adapters_of_embedding_and_head_say_what_peft_does() {
+    for (model, name) in [
+        ("llama-tied", "embedding/with-layers"),
+        ("gemma3", "embedding/alone"),
+        ("llama-tied", "saved/embedding"),
+        ("llama-tied", "saved/tied"),
+        ("llama-rope3", "saved/both"),
+        ("gemma2", "saved/head"),
+        ("granite", "saved/both"),
+    ] {
+        let text = std::fs::read(golden("expected").join(model).join(format!("{name}.json"))).unwrap();
         let cases: serde_json::Value = serde_json::from_slice(&text).unwrap();
         let numbers =
             |value: &serde_json::Value| -> Vec<u32> { serde_json::from_value(value.clone()).unwrap() };
         let mut split = split(&tiny(model), OFF);
         let vocab_size = split.config().vocab_size;
-        let adapter = split.load_adapter(&golden("adapters/embedding").join(model).join(name)).unwrap();
+        let (kind, its) = name.split_once('/').unwrap();
+        let path = golden("adapters").join(kind).join(model).join(its);
+        let adapter = split.load_adapter(&path).unwrap();
         for case in cases["cases"].as_array().unwrap() {
             let (prompt, greedy) = (numbers(&case["prompt"]), numbers(&case["greedy"]));
             let answer = generate(&mut split, &task(prompt, greedy.len(), vocab_size, 0.0), Some(&adapter));

@@ -1,6 +1,5 @@
-//! An adapter as its files hold it: low-rank deltas (LoRA), these with magnitudes beside (DoRA) or of the token
-//! embedding as well, vectors that scale (IA3), or keys
-//! and values that stand before a prompt (prefix tuning).
+//! An adapter as its files hold it: low-rank deltas (LoRA), these with magnitudes beside (DoRA), of the token embedding as well, or
+//! with an embedding or a head of their own, vectors that scale (IA3), or keys and values that stand before a prompt (prefix tuning).
 //!
 //! Adapters come from tenants who are not trusted. Files are read whole before anything is looked at, so that one
 //! replaced meanwhile cannot tear; every option, name and shape is checked; and what is not supported is refused by
@@ -14,6 +13,7 @@ mod gguf;
 mod hasher;
 mod ia3;
 mod invocation;
+mod kind;
 pub mod limits;
 mod lora;
 mod matrix;
@@ -23,9 +23,12 @@ mod options;
 mod patterns;
 mod peft;
 mod prefix;
+mod saved;
 mod selection;
+mod stored_vocabulary;
 pub mod sum;
 mod vera;
+mod vocabulary;
 mod weight_file;
 pub mod writing;
 
@@ -37,10 +40,12 @@ pub use self::{
     embedding::EmbeddingFactors,
     error::AdapterError,
     invocation::Invocation,
+    kind::AdapterKind,
     method::{
-        Adapter, AdapterKind, AnyAdapter, DoraAdapter, DraftAdapter, DraftShape, EmbeddingAdapter,
-        LoraModule, Method, Prefix, ScaleVector, Scales, Side,
+        Adapter, AnyAdapter, DoraAdapter, DraftAdapter, DraftShape, LoraModule, Method, Prefix, ScaleVector,
+        Scales, Side, VocabularyAdapter,
     },
+    vocabulary::{EmbeddingChange, SavedMatrix, VocabularyChanges},
 };
 use crate::shape::config::ModelConfig;
 
@@ -58,13 +63,13 @@ impl AnyAdapter {
     /// What it is, if requests are answered by it and it is nothing besides; `path` is where it was read.
     ///
     /// # Errors
-    /// It is a draft, or a DoRA, which needs the base's weights, or changes embeddings.
+    /// It is a draft, or a DoRA, which needs the base's weights, or changes embedding or head.
     pub fn answering(self, path: &Path) -> Result<Adapter, AdapterError> {
         match self {
             Self::Answers(adapter) => Ok(adapter),
             Self::Drafts(_) => Err(AdapterError::Draft { path: path.to_path_buf() }),
             Self::Decomposed(_) => Err(AdapterError::Dora { path: path.to_path_buf() }),
-            Self::Embeds(_) => Err(AdapterError::Embeds { path: path.to_path_buf() }),
+            Self::Vocabulary(_) => Err(AdapterError::Vocabulary { path: path.to_path_buf() }),
         }
     }
 

@@ -58,7 +58,7 @@ pub fn run<A, D: Device, B: BaseLayers<D>>(
     let tokens = || batch.iter().flat_map(|slice| slice.tokens.iter().copied());
     lay_out(model, pass.device, pass.s, batch)?;
     embed(model, pass.base, pass.device, &mut tokens(), &mut pass.s.residual)?;
-    pass.deltas.add_embeddings(pass.device, &mut tokens(), &mut pass.s.residual)?;
+    pass.deltas.change_embeddings(pass.device, &mut tokens(), &mut pass.s.residual)?;
     for layer in 0..model.config.layers {
         pass.attention(layer)?;
         pass.feed_forward(layer)?;

@@ -224,7 +224,6 @@ fn layers_are_selected_by_index_and_pattern() {
 #[test]
 fn options_that_are_not_supported_are_refused_by_name() {
     for (option, value) in [
-        ("modules_to_save", json!(["embed_tokens"])),
         ("bias", json!("all")),
         ("bias", json!("lora_only")),
         ("lora_bias", json!(true)),

@@ -6,7 +6,7 @@ mod files_support;
 use files_support::{assert_says, f32_bytes, hf_name, numbers, safetensors, tiny};
 use model::{
     adapter::{
-        Adapter, AdapterError, AdapterKind, AnyAdapter, EmbeddingAdapter,
+        Adapter, AdapterError, AdapterKind, AnyAdapter, EmbeddingChange, EmbeddingFactors, VocabularyAdapter,
         named::NamedLora,
         sum::{SumError, sum},
     },
@@ -58,16 +58,21 @@ fn in_directory<T>(config: &Value, entries: &Entries, use_it: impl FnOnce(&std::
     use_it(directory.path())
 }
 
-fn read(config: &Value, entries: &Entries) -> Result<EmbeddingAdapter, AdapterError> {
+fn read(config: &Value, entries: &Entries) -> Result<VocabularyAdapter, AdapterError> {
     in_directory(config, entries, |path| {
         let adapter = AnyAdapter::read(path, &tiny());
         assert_eq!(AnyAdapter::problems(path, &tiny()).is_empty(), adapter.is_ok());
         adapter.map(|adapter| {
             assert_eq!(adapter.kind(), AdapterKind::Embedding);
-            let AnyAdapter::Embeds(embedding) = adapter else { panic!("{adapter:?}") };
-            embedding
+            let AnyAdapter::Vocabulary(vocabulary) = adapter else { panic!("{adapter:?}") };
+            vocabulary
         })
     })
+}
+
+fn factors(adapter: &VocabularyAdapter) -> &EmbeddingFactors {
+    let Some(EmbeddingChange::Factors(factors)) = &adapter.changes.embedding else { panic!("{adapter:?}") };
+    factors
 }
 
 #[test]
@@ -78,14 +83,14 @@ fn each_token_has_a_column_of_a_and_all_of_b() {
     let (a, b) = (numbers(2 * vocab, 1), numbers(hidden * 2, 2));
     for token in [0, 1, vocab - 1] {
         let delta = |out: usize| 2.0 * (a[token] * b[out * 2] + a[vocab + token] * b[out * 2 + 1]);
-        let found = adapter.factors.delta(u32::try_from(token).unwrap());
+        let found = factors(&adapter).delta(u32::try_from(token).unwrap());
         let expected: Vec<f32> = (0..hidden).map(delta).collect();
         assert!(
             found.iter().zip(&expected).all(|(x, y)| (x - y).abs() < 1e-5),
             "{found:?} is not {expected:?}"
         );
     }
-    assert_eq!(adapter.factors.bytes(), 4 * 2 * (vocab + hidden));
+    assert_eq!(adapter.changes.bytes(), 4 * 2 * (vocab + hidden));
 }
 
 #[test]
@@ -132,7 +137,7 @@ fn what_does_not_fit_is_refused_by_name() {
 #[test]
 fn nothing_adds_up_with_it_and_nobody_trains_or_merges_it() {
     let (both, queries) = with_queries();
-    let adapter = AnyAdapter::Embeds(read(&both, &queries).unwrap());
+    let adapter = AnyAdapter::Vocabulary(read(&both, &queries).unwrap());
     let kind = Err(SumError::Kind(AdapterKind::Embedding));
     assert_eq!(sum(vec![(adapter.clone(), 1.0), (adapter, 1.0)]), kind);
     let named = in_directory(&both, &queries, NamedLora::read);

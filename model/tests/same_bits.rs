@@ -65,7 +65,7 @@ fn adapters(name: &str) -> Vec<Option<Arc<PreparedAdapter>>> {
         let adapter = summed(&golden("adapters").join(name), asked, source.config());
         adapters.push(prepare(adapter.into()));
     }
-    for kind in ["dora", "embedding"] {
+    for kind in ["dora", "embedding", "saved"] {
         for path in std::fs::read_dir(golden("adapters").join(kind).join(name)).into_iter().flatten() {
             let other = AnyAdapter::read(&path.unwrap().path(), source.config()).unwrap();
             adapters.push(prepare(Asked::of(&golden("models").join(name), other)));
@@ -83,12 +83,12 @@ fn adapters(name: &str) -> Vec<Option<Arc<PreparedAdapter>>> {
     adapters
 }
 
-/// The last of `adapters` of each method: LoRA, of the embedding too, DoRA, IA3, prefix tuning, none.
+/// The last of `adapters` of each method: LoRA, of the embedding too, with saved modules, DoRA, IA3, prefix tuning, none.
 fn one_of_each(adapters: &[Option<Arc<PreparedAdapter>>]) -> Vec<Option<&Arc<PreparedAdapter>>> {
     let method = |adapter: &Option<Arc<PreparedAdapter>>| {
         let has = |adapter: &PreparedAdapter| {
-            let lora = (adapter.rank() > 0, adapter.embedding().is_some());
-            (lora, adapter.scales().is_some(), adapter.prefix().is_some())
+            let vocabulary = adapter.vocabulary().map(|changes| (changes.rank() > 0, changes.saved()));
+            (adapter.rank() > 0, vocabulary, adapter.scales().is_some(), adapter.prefix().is_some())
         };
         adapter.as_ref().map(|adapter| has(adapter))
     };
@@ -173,8 +173,8 @@ fn a_decode_step_of_every_method_together_has_the_bits_each_has_alone() {
         let each = one_of_each(&adapters);
         assert_eq!(
             each.len(),
-            if name == "llama-tied" { 6 } else { 4 },
-            "base, LoRA and one of the embedding where there are some, DoRA, IA3, prefix"
+            if name == "llama-tied" { 9 } else { 4 },
+            "base, LoRA, one of the embedding and those with saved modules where there are some, DoRA, IA3, prefix"
         );
         let requests: Vec<_> =
             (0..).zip(&each).map(|(index, adapter)| Request::new(index, 40, *adapter)).collect();
@@ -187,6 +187,33 @@ fn a_decode_step_of_every_method_together_has_the_bits_each_has_alone() {
             model.forward(&steps, &mut logits);
             let rows: Vec<_> = logits.chunks(model.vocab_size()).map(bits).collect();
             assert_eq!(rows, expected, "{name}, {threads} threads");
+        }
+    }
+}
+
+#[test]
+fn heads_of_their_own_have_the_same_bits_in_whatever_order_their_rows_lie() {
+    let name = "llama-tied";
+    let saved: Vec<_> = adapters(name).into_iter().flatten().collect();
+    let saved: Vec<_> = saved
+        .iter()
+        .filter(|adapter| adapter.vocabulary().is_some_and(|changes| changes.head.is_some()))
+        .collect();
+    let [one, other] = saved[..] else { panic!("two have a head of their own") };
+    let asked = [Some(one), None, Some(other), Some(one), Some(one), None, Some(other)];
+    let mut requests: Vec<_> =
+        (0..).zip(asked).map(|(index, adapter)| Request::new(index, 20, adapter)).collect();
+    for threads in [1, 2] {
+        let mut model = resident(name, threads);
+        for _ in 0..requests.len() {
+            requests.rotate_left(1);
+            let expected: Vec<_> = requests.iter().map(|request| alone(&mut model, request)).collect();
+            let steps: Vec<_> =
+                requests.iter().map(|request| request.slice(19..20, LogitRows::Last)).collect();
+            let mut logits = Vec::new();
+            model.forward(&steps, &mut logits);
+            let rows: Vec<_> = logits.chunks(model.vocab_size()).map(bits).collect();
+            assert_eq!(rows, expected, "{threads} threads");
         }
     }
 }
@@ -320,7 +347,7 @@ fn branches() -> Vec<Branch> {
 fn a_tree_of_drafted_tokens_has_in_each_row_the_bits_of_its_path_alone() {
     for name in MODELS {
         let adapters = adapters(name);
-        for (adapter, length) in one_of_each(&adapters).into_iter().zip([37, 32, 15, 1]) {
+        for (adapter, length) in one_of_each(&adapters).into_iter().zip([37, 32, 15, 1].into_iter().cycle()) {
             let request = Request::new(0, length, adapter);
             let mut model = resident(name, 2);
             let mut logits = Vec::new();

@@ -684,8 +684,22 @@ EMBEDDED = {
     "gemma3": {"alone": (lora(8, ["embed_tokens"], use_rslora=True), torch.float16)},
 }
 
+# LoRAs with an embedding or a head of their own by model: on a tied base alone, where PEFT leaves the head to the base, and as one;
+# where embeddings are scaled and logits divided, and where logits are capped.
+SAVED = {
+    "llama-rope3": {"both": (lora(4, ["q_proj", "down_proj"], modules_to_save=["embed_tokens", "lm_head"]), torch.float16)},
+    "llama-tied": {
+        "embedding": (lora(2, ["q_proj"], modules_to_save=["embed_tokens"]), torch.float32),
+        "tied": (lora(4, ["v_proj"], modules_to_save=["embed_tokens"], ensure_weight_tying=True), torch.bfloat16),
+        "two": (lora(4, ["embed_tokens", "v_proj"], modules_to_save=["lm_head"]), torch.bfloat16),
+    },
+    "granite": {"both": (lora(4, ["q_proj"], modules_to_save=["embed_tokens", "lm_head"]), torch.bfloat16)},
+    "gemma2": {"head": (lora(4, ["q_proj"], modules_to_save=["lm_head"]), torch.bfloat16)},
+    "gemma3": {"embedding": (lora(4, ["q_proj"], modules_to_save=["embed_tokens"]), torch.float16)},
+}
+
 # Kinds of adapters that not everybody can use, by their folders.
-OTHERS = {"dora": DORAS, "embedding": EMBEDDED}
+OTHERS = {"dora": DORAS, "embedding": EMBEDDED, "saved": SAVED}
 
 REFUSED = {
     "modules-to-save": ("llama-tied", "modules_to_save", lora(2, ["q_proj"], modules_to_save=["norm"])),
@@ -723,6 +737,10 @@ def write_adapter(folder, base, config, dtype, seed, head_copy=False, effect=0.4
             module = name.split(".lora_embedding_B.")[0]
             size = base.get_input_embeddings().weight.std().item()
             std = effect * size / (scales[module] * parameter.shape[1] ** 0.5)
+        elif re.search(r"(embed_tokens|lm_head)\.modules_to_save\.", name):
+            size = parameter.data.std().item()
+            parameter.data = parameter.data + effect * size * torch.randn(parameter.shape, generator=generator)
+            continue
         elif ".lora_A." in name:
             std = parameter.shape[1] ** -0.5
         elif ".lora_B." in name:

@@ -8,6 +8,7 @@ use anyhow::Context as _;
 use cache::ledger::Account;
 use files::{model_files::ModelFiles, text_hash::TextHash};
 use kernels::{
+    Pool,
     cuda::{Cuda, attention::KvPool},
     lora::LoraPrecision,
 };
@@ -114,11 +115,13 @@ impl Opening for Gpu {
         [0, 0]
     }
 
-    fn pass(&self, weights: CudaWeights, config: &Config, _: &[usize]) -> anyhow::Result<CudaModel> {
+    fn pass(&self, weights: CudaWeights, config: &Config, cores: &[usize]) -> anyhow::Result<CudaModel> {
         let kv_bytes = self.plan.pool_bytes(self.cuda.free_bytes()? as u64);
         let kv_bytes = usize::try_from(kv_bytes).context("--device-bytes is more than can be addressed")?;
         let options = CudaOptions { kv_bytes, kv_dtype: kv_dtype(config.kv_dtype), graphs: Graphs::Use };
-        Ok(CudaModel::new(weights, &options)?)
+        let host =
+            Pool::new(cores).context("cannot start the threads that compute what is left to the host")?;
+        Ok(CudaModel::new(weights, &options)?.with_host(host))
     }
 
     fn kv_blocks(pass: &CudaModel) -> usize {

@@ -171,6 +171,7 @@ fn workers_give_the_logits_of_transformers() {
         ("rank64-all-linear", house.golden_adapter(model, "rank64-all-linear")),
         ("sum/0", house.golden_sum(model, asked)),
         ("dora/everything", house.golden_dora(model, "everything")),
+        ("saved/two", house.golden_saved(model, "two")),
     ];
     let mut staff = Staff::default();
     (0..2).for_each(|_| house.hire(&mut staff, honest));

@@ -74,6 +74,27 @@ fn a_dora_is_described_and_probed_over_the_models_weights() {
 }
 
 #[test]
+fn saved_modules_are_named_and_probed() {
+    let directory = tempfile::tempdir().unwrap();
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden");
+    std::os::unix::fs::symlink(golden.join("models/llama-tied"), directory.path().join("model")).unwrap();
+    for (name, saved) in [("two", &["lm_head"][..]), ("tied", &["embed_tokens", "lm_head"])] {
+        let adapter = golden.join("adapters/saved/llama-tied").join(name);
+        let adapter = adapter.to_str().unwrap();
+        let (status, report) = check_json(directory.path(), adapter, &["--probe"]);
+        assert_eq!(
+            (status, &report["kind"], &report["probe"]["changes"]),
+            (0, &"saved".into(), &true.into())
+        );
+        assert_eq!(report["saved"], serde_json::json!(saved));
+        assert!(report["bytes"].as_u64().unwrap() >= 2 * 320 * 64, "{report}");
+        let (_, text) = check(directory.path(), adapter, &[]);
+        let expected = format!("saved       {}\n", saved.join(", "));
+        assert!(text.contains("LoRA with saved modules\n") && text.contains(&expected), "{text}");
+    }
+}
+
+#[test]
 fn every_tensor_that_is_not_supported_is_named() {
     let directory = tempfile::tempdir().unwrap();
     tiny::write_model(&directory.path().join("model"));

@@ -1,4 +1,4 @@
-//! The program with adapters that are more than one LoRA in one directory: several at once, DoRAs and those of embeddings, as PEFT computes them.
+//! The program with adapters that are more than one LoRA in one directory: several at once, DoRAs, those of embeddings and those with saved modules, as PEFT computes them.
 
 use serde_json::Value;
 use shmproto::message::{AdapterPart, ErrorCode, Generate, LoadAdapter, ToExecutor, ToGateway};
@@ -36,7 +36,7 @@ fn cases(file: &str) -> Vec<(Vec<u32>, Vec<u32>)> {
 }
 
 #[tokio::test]
-async fn sums_doras_and_embeddings_give_the_tokens_of_peft() {
+async fn sums_doras_embeddings_and_saved_modules_give_the_tokens_of_peft() {
     for (model, parts, file) in [
         (
             "llama-tied",
@@ -52,6 +52,8 @@ async fn sums_doras_and_embeddings_give_the_tokens_of_peft() {
             "llama-tied/embedding/with-layers.json",
         ),
         ("gemma3", vec![part("embedding/gemma3/alone", 1.0)], "gemma3/embedding/alone.json"),
+        ("llama-tied", vec![part("saved/llama-tied/two", 1.0)], "llama-tied/saved/two.json"),
+        ("llama-rope3", vec![part("saved/llama-rope3/both", 1.0)], "llama-rope3/saved/both.json"),
     ] {
         let place = Place::new();
         let _process = start(&place, model, &[]);

@@ -142,6 +142,17 @@ impl House {
         publish(encoded, config, &self.library).unwrap()
     }
 
+    /// A golden adapter with saved modules.
+    pub(crate) fn golden_saved(&self, model: &str, name: &str) -> Arc<PreparedAdapter> {
+        let path = golden("adapters/saved").join(model).join(name);
+        let config = self.model.config();
+        let AnyAdapter::Vocabulary(it) = AnyAdapter::read(&path, config).unwrap() else {
+            panic!("{name} has saved modules")
+        };
+        let encoded = EncodedAdapter::new(&it.adapter, config, LoraPrecision::Exact);
+        publish(encoded.with_vocabulary(it.changes), config, &self.library).unwrap()
+    }
+
     /// A thread that does as `behaviour` says until the staff goes home.
     pub(crate) fn hire(&self, staff: &mut Staff, behaviour: fn(&Path, &AtomicBool)) {
         staff.hire(&self.socket, behaviour);

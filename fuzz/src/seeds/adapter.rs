@@ -36,13 +36,27 @@ fn name(layer: usize, part: char) -> String {
 
 /// The weights that belong to [`config`].
 fn weights() -> Vec<u8> {
+    safetensors(&Value::from(layers()).to_string(), 512)
+}
+
+/// Their header: 512 bytes.
+fn layers() -> serde_json::Map<String, Value> {
     let mut header = serde_json::Map::new();
     for layer in 0..2 {
         let begin = layer as u64 * 256;
         header.insert(name(layer, 'A'), tensor("F32", &[4, 8], begin, begin + 128));
         header.insert(name(layer, 'B'), tensor("F32", &[8, 4], begin + 128, begin + 256));
     }
-    safetensors(&Value::from(header).to_string(), 512)
+    header
+}
+
+/// The same with a copy of the head, of this shape and in 16 bits.
+fn with_head(shape: &[u64]) -> Vec<u8> {
+    let bytes = 2 * shape.iter().product::<u64>();
+    let mut header = layers();
+    let head = tensor("BF16", shape, 512, 512 + bytes);
+    header.insert("base_model.model.lm_head.weight".to_owned(), head);
+    safetensors(&Value::from(header).to_string(), 512 + bytes as usize)
 }
 
 /// The same with a magnitude of this shape for each layer.
@@ -70,6 +84,16 @@ pub(super) fn peft() -> Vec<Seed> {
     make.valid("a DoRA", dora(&[8]));
     make.refused("a magnitude of two dimensions", RANKS, dora(&[2, 4]), "[2, 4]");
     make.refused("a magnitude for one output", RANKS, dora(&[1]), "[1]");
+    let saved = |head: &[u64]| adapter(&with("modules_to_save", json!(["lm_head"])), &with_head(head));
+    make.valid("a head of its own", saved(&[32, 8]));
+    make.refused("a head for a larger vocabulary", RANKS, saved(&[48, 8]), "[48, 8]");
+    make.refused("a head of one dimension", RANKS, saved(&[256]), "[256]");
+    make.refused(
+        "a norm of its own",
+        RANKS,
+        adapter(&with("modules_to_save", json!(["norm"])), &weights()),
+        "`norm`",
+    );
     headers(&mut make);
     tensors(&mut make);
     ranks(&mut make);

@@ -6,9 +6,10 @@ use std::{
 };
 
 use files::gguf::GgufError;
+use kernels::PackError;
 
-use super::limits;
-use crate::sources::safetensors::file::SafetensorsFormatError;
+use super::{limits, patterns::is_tail};
+use crate::sources::{hf_names::EMBEDDING, safetensors::file::SafetensorsFormatError};
 
 /// Why an adapter is refused.
 #[derive(Debug, thiserror::Error)]
@@ -110,6 +111,24 @@ pub enum AdapterError {
         path: PathBuf,
         /// The tensor.
         tensor: String,
+    },
+    /// Low-rank factors of what the adapter has a copy of its own of.
+    #[error("{}: tensor `{tensor}` adapts what `modules_to_save` has a copy of, which is one or the other; name the layer in one of `target_modules` and `modules_to_save`", path.display())]
+    AdaptedCopy {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+    },
+    /// There is no memory for a copy of the base's weights.
+    #[error("{}: tensor `{tensor}` cannot be kept: {source}; free memory, or save it in 16 bits", path.display())]
+    Pack {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// What is wrong.
+        source: PackError,
     },
     /// Changes of an expert, or of what sends rows to them.
     #[error("{}: tensor `{tensor}` adapts an expert or a router, which is not supported; train the adapter on attention (q_proj, k_proj, v_proj, o_proj)", path.display())]
@@ -230,10 +249,10 @@ pub enum AdapterError {
         /// The directory.
         path: PathBuf,
     },
-    /// A LoRA of the token embedding where it cannot be.
+    /// A LoRA that changes the token embedding or replaces the head, where that cannot be.
     #[error(
-        "{} adapts the token embedding: load it into an executor or a split client; it cannot be trained, merged or compared", path.display())]
-    Embeds {
+        "{} changes the token embedding or replaces the head: load it into an executor or a split client; it cannot be trained, merged or compared", path.display())]
+    Vocabulary {
         /// The directory.
         path: PathBuf,
     },
@@ -253,7 +272,8 @@ impl AdapterError {
     /// Why the tensor `name` of the file at `path`, which is of no linear layer that an adapter may change, is refused.
     pub(super) fn unknown(path: &Path, name: &str) -> Self {
         let (path, tensor) = (path.to_path_buf(), name.escape_debug().to_string());
-        if name.ends_with(".base_layer.weight") {
+        let is_copy = |module: &str| name.strip_suffix(".weight").is_some_and(|name| is_tail(name, module));
+        if is_copy("base_layer") || is_copy(EMBEDDING) || is_copy("lm_head") {
             Self::BaseCopy { path, tensor }
         } else if name.contains(".lora_embedding_") {
             Self::Embedding { path, tensor }

@@ -14,6 +14,7 @@ const DORA: &str = "holobiont 2026 dora adapter generation v1";
 const ACTIVATED: &str = "holobiont 2026 activated adapter generation v1";
 const DRAFT: &str = "holobiont 2026 draft adapter generation v1";
 const EMBEDDING: &str = "holobiont 2026 embedding adapter generation v1";
+const SAVED: &str = "holobiont 2026 saved modules adapter generation v1";
 
 /// Hashes an adapter's effective contents: what it does, not how its files spell it. Two directories with the same
 /// modules have the same generation whatever their names, patterns and tensor order.
@@ -28,7 +29,9 @@ const EMBEDDING: &str = "holobiont 2026 embedding adapter generation v1";
 /// aLoRA  = modules u64 | tokens u64 | tokens x id u32 | modules as of LoRA
 /// draft  = modules u64 | layers u64 | shortlisted u64, 0: all | shortlisted x id u32 | modules as of LoRA
 /// embedding = modules u64 | rank u64 | scale f32 bits u32 | A | B | modules as of LoRA
-/// A, B, vector, magnitude, keys and values = type u8 | bytes u64 | bytes as stored, rows in half-rotation order
+/// saved  = modules u64 | what is done to the embedding | what is done to the head | modules as of LoRA
+/// what is done = 0 u8, or 1 u8 | rank u64 | scale f32 bits u32 | A | B, or 2 u8 | matrix
+/// A, B, matrix, vector, magnitude, keys and values = type u8 | bytes u64 | bytes as stored, rows in half-rotation order
 /// ```
 ///
 /// Each method has a domain of its own.
@@ -70,11 +73,32 @@ impl GenerationHasher {
         hasher
     }
 
-    /// Begins a LoRA of so many modules and of the embedding, whose A and B must follow, and then they, sorted by layer and target.
-    pub(super) fn embedding(modules: usize, rank: usize, scale: f32) -> Self {
-        let mut hasher = Self::of(EMBEDDING, modules);
-        hasher.factors(rank, scale);
-        hasher
+    /// Begins a LoRA of so many modules and of the embedding, whose factors, A and B must follow, and then they, sorted by layer and
+    /// target.
+    pub(super) fn embedding(modules: usize) -> Self {
+        Self::of(EMBEDDING, modules)
+    }
+
+    /// Begins a LoRA of so many modules with saved ones: what is done to the embedding and to the head must follow, and then they,
+    /// sorted by layer and target.
+    pub(super) fn saved(modules: usize) -> Self {
+        Self::of(SAVED, modules)
+    }
+
+    /// Adds that nothing is done.
+    pub(super) fn nothing(&mut self) {
+        self.0.update(&[0]);
+    }
+
+    /// Adds that it is adapted; its factors, A and B must follow.
+    pub(super) fn adapted(&mut self) {
+        self.0.update(&[1]);
+    }
+
+    /// Adds that it is a matrix of the adapter's own, as it is stored.
+    pub(super) fn replaced(&mut self, kind: TensorType, bytes: &[u8]) {
+        self.0.update(&[2]);
+        self.matrix(kind, bytes);
     }
 
     fn ids(&mut self, ids: &[u32]) {
@@ -97,7 +121,8 @@ impl GenerationHasher {
         self.factors(rank, scale);
     }
 
-    fn factors(&mut self, rank: usize, scale: f32) {
+    /// Adds what A and B are of.
+    pub(super) fn factors(&mut self, rank: usize, scale: f32) {
         self.count(rank);
         self.0.update(&scale.to_bits().to_le_bytes());
     }

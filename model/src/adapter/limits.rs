@@ -8,8 +8,10 @@ pub const MAX_VIRTUAL_TOKENS: usize = 1 << 10;
 pub const MAX_CONFIG_BYTES: u64 = 1 << 20;
 /// Bytes of the weights' safetensors header.
 pub const MAX_HEADER_BYTES: u64 = 1 << 20;
-/// Bytes of the weights.
-pub const MAX_WEIGHT_BYTES: u64 = 1 << 31;
+/// Bytes of the weights: copies of embedding and head of a large base come to some GiB.
+pub const MAX_WEIGHT_BYTES: u64 = 1 << 33;
+/// Bytes of a VeRA's layers, as the LoRA that it is: they may come of a short file.
+pub const MAX_VERA_BYTES: u64 = 1 << 31;
 /// Entries of a pattern or a list of modules.
 pub const MAX_PATTERNS: usize = 1 << 10;
 /// Bytes of one pattern.

@@ -7,10 +7,12 @@ use super::{
     error::AdapterError,
     invocation::Invocation,
     limits::MAX_RANK,
-    matrix::{StoredEmbedding, StoredFactors, StoredMatrix, StoredModule},
+    matrix::{StoredFactors, StoredMatrix, StoredModule},
     options::{Options, as_count, option_error},
     patterns::ByPattern,
+    saved::{SAVED, SavedModules, Tying},
     selection::{Selected, Selection},
+    stored_vocabulary::{StoredEmbedding, StoredEmbeddingFactors, StoredVocabulary},
     weight_file::WeightFile,
 };
 use crate::{
@@ -40,6 +42,25 @@ enum Scaling {
     ByRoot,
 }
 
+/// What of a base the options of a LoRA are checked against.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Base {
+    pub(super) layers: usize,
+    pub(super) vocab_size: usize,
+    pub(super) tying: Tying,
+}
+
+impl Base {
+    /// Whatever base: nothing is too much for it.
+    pub(super) const ANY: Self = Self { layers: usize::MAX, vocab_size: usize::MAX, tying: Tying::Apart };
+
+    /// One of this shape.
+    pub(super) fn of(model: &ModelConfig) -> Self {
+        let tying = if model.tied_head { Tying::Tied } else { Tying::Apart };
+        Self { layers: model.layers, vocab_size: model.vocab_size, tying }
+    }
+}
+
 /// What the configuration of a LoRA says.
 #[derive(Debug)]
 pub(super) struct LoraConfig {
@@ -55,15 +76,13 @@ pub(super) struct LoraConfig {
     is_dora: bool,
     /// What invokes it, if it applies only from there.
     invocation: Option<Invocation>,
+    /// What of the base it has copies of.
+    saved: SavedModules,
 }
 
 impl LoraConfig {
-    /// Takes and checks all of `options`, for a base of so many layers and such a vocabulary.
-    pub(super) fn take(
-        options: &mut Options<'_>,
-        base_layers: usize,
-        vocab_size: usize,
-    ) -> Result<Self, AdapterError> {
+    /// Takes and checks all of `options`.
+    pub(super) fn take(options: &mut Options<'_>, base: Base) -> Result<Self, AdapterError> {
         check_kind(options)?;
         options.refuse_parameters()?;
         let scaling = if options.flag("use_rslora")? { Scaling::ByRoot } else { Scaling::ByRank };
@@ -74,9 +93,10 @@ impl LoraConfig {
             alpha: options.number("lora_alpha")?.unwrap_or(8.0),
             alphas: options.by_pattern("alpha_pattern", Value::as_f64)?,
             scaling,
-            draft_layers: draft::take_layers(options, base_layers)?,
+            draft_layers: draft::take_layers(options, base.layers)?,
             is_dora: options.flag(DORA)?,
-            invocation: take_invocation(options, vocab_size)?,
+            invocation: take_invocation(options, base.vocab_size)?,
+            saved: SavedModules::take(options, base.tying)?,
         };
         if config.invocation.is_some() && (config.is_dora || config.draft_layers.is_some()) {
             return Err(
@@ -85,6 +105,12 @@ impl LoraConfig {
         }
         if config.is_dora && config.draft_layers.is_some() {
             return Err(options.problem(DORA, "is true, and a draft is none; train it as plain LoRA"));
+        }
+        if config.saves_modules() && !config.is_plain() {
+            return Err(options.problem(
+                SAVED,
+                "names some, and a DoRA, an activated LoRA or a draft has none; train it as plain LoRA",
+            ));
         }
         options.refuse_the_rest(&HISTORY)?;
         Ok(config)
@@ -98,6 +124,11 @@ impl LoraConfig {
     /// Whether it is nothing but low-rank deltas of what answers.
     fn is_plain(&self) -> bool {
         self.draft_layers.is_none() && !self.is_dora && self.invocation.is_none()
+    }
+
+    /// Whether it has copies of weights of the base.
+    pub(super) fn saves_modules(&self) -> bool {
+        self.saved.is_any()
     }
 
     /// What invokes it, if it applies only from there.
@@ -128,6 +159,9 @@ impl LoraConfig {
         model: &ModelConfig,
         (layer, target): (usize, Target),
     ) -> Result<Option<StoredModule<'a>>, AdapterError> {
+        if target == Target::LmHead && self.saved.head {
+            return Ok(None);
+        }
         let name = module_name(layer, target);
         // What a draft does not compute it cannot adapt, whatever its targets are called.
         let is_beyond = target != Target::LmHead && self.draft_layers.is_some_and(|layers| layer >= layers);
@@ -168,13 +202,28 @@ impl LoraConfig {
         Ok(Some(StoredFactors { rank, scale, inputs, outputs, a, b, magnitude }))
     }
 
-    /// The factors of the token embedding, if it is adapted: by a plain LoRA. The base's own embedding, which PEFT saves with them,
-    /// is nothing that was learnt.
-    pub(super) fn embedding<'a>(
+    /// What is done to embedding and head, if they are adapted or replaced: by a plain LoRA. Of a head factors are a
+    /// [module](Self::module).
+    pub(super) fn vocabulary<'a>(
         &self,
         weights: &mut WeightFile<'a>,
         model: &ModelConfig,
-    ) -> Result<Option<StoredEmbedding<'a>>, AdapterError> {
+    ) -> Result<Option<StoredVocabulary<'a>>, AdapterError> {
+        let [saved, head] = self.saved.read(weights, model)?;
+        let embedding = match saved {
+            Some(matrix) => Some(StoredEmbedding::Saved(matrix)),
+            None => self.embedding(weights, model)?.map(StoredEmbedding::Factors),
+        };
+        let is_any = embedding.is_some() || head.is_some();
+        Ok(is_any.then_some(StoredVocabulary { hidden: model.hidden_size, embedding, head }))
+    }
+
+    /// The factors of the token embedding. The base's own embedding, which PEFT saves with them, is nothing that was learnt.
+    fn embedding<'a>(
+        &self,
+        weights: &mut WeightFile<'a>,
+        model: &ModelConfig,
+    ) -> Result<Option<StoredEmbeddingFactors<'a>>, AdapterError> {
         if !self.is_plain() {
             return Ok(None);
         }
@@ -188,7 +237,7 @@ impl LoraConfig {
         if let Some(copy) = weights.take(&format!("{EMBEDDING}.base_layer.weight")) {
             weights.matrix(copy, [vocab, hidden])?;
         }
-        Ok(Some(StoredEmbedding { rank, scale, a, b }))
+        Ok(Some(StoredEmbeddingFactors { rank, scale, a, b }))
     }
 
     /// Rank and scale of the layer called `module`.

@@ -7,13 +7,12 @@ use ids::Generation;
 use kernels::TensorType;
 
 use super::{
-    embedding::EmbeddingFactors,
     error::AdapterError,
     hasher::GenerationHasher,
     invocation::Invocation,
     method::{
-        Adapter, AnyAdapter, DoraAdapter, DraftAdapter, DraftShape, EmbeddingAdapter, LoraModule, Method,
-        Prefix, ScaleVector, Scales, Side,
+        Adapter, AnyAdapter, DoraAdapter, DraftAdapter, DraftShape, LoraModule, Method, Prefix, ScaleVector,
+        Scales, Side,
     },
 };
 use crate::shape::source::Target;
@@ -72,21 +71,10 @@ pub(super) struct StoredPrefix<'a> {
     pub(super) values: StoredMatrix<'a>,
 }
 
-/// The factors of the token embedding as a file stores them.
-pub(super) struct StoredEmbedding<'a> {
-    pub(super) rank: usize,
-    pub(super) scale: f32,
-    /// `[rank, vocab]`.
-    pub(super) a: StoredMatrix<'a>,
-    /// `[hidden, rank]`.
-    pub(super) b: StoredMatrix<'a>,
-}
-
 /// What an adapter does as its files store it.
 pub(super) enum StoredMethod<'a> {
     Lora(Vec<StoredModule<'a>>),
     Activated(Vec<StoredModule<'a>>, Invocation),
-    Embedding(Vec<StoredModule<'a>>, StoredEmbedding<'a>),
     /// Each with its magnitude.
     Dora(Vec<(StoredModule<'a>, StoredMatrix<'a>)>),
     Ia3(Vec<StoredVector<'a>>),
@@ -105,9 +93,6 @@ pub(super) fn assemble(
             assemble_lora(path, hasher, modules)?
         }
         StoredMethod::Activated(modules, invocation) => assemble_activated(path, modules, invocation)?,
-        StoredMethod::Embedding(modules, embedding) => {
-            return assemble_embedding(path, modules, &embedding, base_model).map(AnyAdapter::Embeds);
-        }
         StoredMethod::Dora(modules) => {
             return assemble_dora(path, modules, base_model).map(AnyAdapter::Decomposed);
         }
@@ -129,22 +114,6 @@ fn assemble_activated(
         }
         assembled => Ok(assembled),
     }
-}
-
-fn assemble_embedding(
-    path: &Path,
-    stored: Vec<StoredModule<'_>>,
-    embedding: &StoredEmbedding<'_>,
-    base_model: Option<String>,
-) -> Result<EmbeddingAdapter, AdapterError> {
-    let &StoredEmbedding { rank, scale, ref a, ref b } = embedding;
-    let mut hasher = GenerationHasher::embedding(stored.len(), rank, scale);
-    hasher.matrix(a.kind, &a.bytes);
-    hasher.matrix(b.kind, &b.bytes);
-    let (method, generation, stored_in_16_bits) = assemble_modules(path, hasher, stored)?;
-    let adapter = Adapter { generation, method, base_model, stored_in_16_bits };
-    let factors = EmbeddingFactors::new(rank, scale, &decode(path, a)?, &decode(path, b)?);
-    Ok(EmbeddingAdapter { adapter, factors })
 }
 
 fn assemble_dora(
@@ -177,7 +146,7 @@ pub(super) fn assemble_draft(
 }
 
 /// What it does, its hash, and whether 16 bits hold all of its numbers.
-type Assembled = (Method, Generation, bool);
+pub(super) type Assembled = (Method, Generation, bool);
 
 fn assemble_lora(
     path: &Path,
@@ -190,7 +159,8 @@ fn assemble_lora(
     assemble_modules(path, hasher, stored)
 }
 
-fn assemble_modules(
+/// Decodes, checks and hashes the layers of a LoRA, of which there need be none.
+pub(super) fn assemble_modules(
     path: &Path,
     mut hasher: GenerationHasher,
     mut stored: Vec<StoredModule<'_>>,
@@ -235,21 +205,43 @@ fn assemble_prefix(path: &Path, stored: &StoredPrefix<'_>) -> Result<Assembled, 
 
 /// The numbers of a matrix, all of them finite.
 pub(super) fn decode(path: &Path, matrix: &StoredMatrix<'_>) -> Result<Vec<f32>, AdapterError> {
-    let (words, _) = matrix.bytes.as_chunks();
-    let (halves, _) = matrix.bytes.as_chunks();
-    let numbers: Vec<f32> = match matrix.kind {
+    let numbers = numbers(matrix.kind, &matrix.bytes);
+    check_finite(path, matrix, &numbers, 0)?;
+    Ok(numbers)
+}
+
+/// Checks that all numbers of a matrix with rows of so many are finite, row by row: all of them decoded would take as much memory again, or twice.
+pub(super) fn check_rows(path: &Path, matrix: &StoredMatrix<'_>, width: usize) -> Result<(), AdapterError> {
+    let row_bytes = matrix.kind.row_bytes(width).unwrap_or(0).max(1);
+    let mut rows = matrix.bytes.chunks(row_bytes).enumerate();
+    rows.try_for_each(|(row, bytes)| check_finite(path, matrix, &numbers(matrix.kind, bytes), row * width))
+}
+
+fn numbers(kind: TensorType, bytes: &[u8]) -> Vec<f32> {
+    let (words, _) = bytes.as_chunks();
+    let (halves, _) = bytes.as_chunks();
+    match kind {
         TensorType::F32 => words.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect(),
         TensorType::F16 => halves.iter().map(|&bytes| f16::from_le_bytes(bytes).to_f32()).collect(),
         TensorType::Bf16 => halves.iter().map(|&bytes| bf16::from_le_bytes(bytes).to_f32()).collect(),
         _ => unreachable!("adapters of other types are refused before they are decoded"),
-    };
+    }
+}
+
+/// Checks that `numbers`, those of a matrix from the `first` on, are finite.
+fn check_finite(
+    path: &Path,
+    matrix: &StoredMatrix<'_>,
+    numbers: &[f32],
+    first: usize,
+) -> Result<(), AdapterError> {
     match numbers.iter().position(|number| !number.is_finite()) {
-        None => Ok(numbers),
-        Some(index) => Err(AdapterError::NotFinite {
+        None => Ok(()),
+        Some(at) => Err(AdapterError::NotFinite {
             path: path.to_path_buf(),
             tensor: matrix.name.clone(),
-            index,
-            value: numbers[index],
+            index: first + at,
+            value: numbers[at],
         }),
     }
 }

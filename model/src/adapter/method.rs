@@ -1,10 +1,10 @@
 //! An adapter, and what it does to the base model: one of three methods, each with its numbers.
 
-use std::{fmt, sync::Arc};
+use std::sync::Arc;
 
 use ids::Generation;
 
-use super::{embedding::EmbeddingFactors, invocation::Invocation};
+use super::{invocation::Invocation, kind::AdapterKind, vocabulary::VocabularyChanges};
 use crate::shape::{config::ModelConfig, source::Target};
 
 /// An adapter, read and checked against the base model's shape.
@@ -59,14 +59,14 @@ pub struct DoraAdapter {
     pub magnitudes: Vec<Vec<f32>>,
 }
 
-/// A LoRA that changes embeddings of tokens as well, read and checked against the base model's shape. A head that shares its
-/// weights with the embedding stays as it is.
+/// A LoRA that changes the token embedding or the head as well, read and checked against the base model's shape. Of weights that
+/// embedding and head share, the one that it does not name stays as it is.
 #[derive(Debug, Clone, PartialEq)]
-pub struct EmbeddingAdapter {
+pub struct VocabularyAdapter {
     /// What it does to linear layers, a LoRA; there need be none. Its generation is that of all of this.
     pub adapter: Adapter,
-    /// What it does to embeddings.
-    pub factors: EmbeddingFactors,
+    /// What it does to embedding and head.
+    pub changes: VocabularyChanges,
 }
 
 /// An adapter of any kind.
@@ -78,8 +78,8 @@ pub enum AnyAdapter {
     Drafts(DraftAdapter),
     /// Requests are answered by it, over the base's weights.
     Decomposed(DoraAdapter),
-    /// Requests are answered by it, and what their tokens are embedded as.
-    Embeds(EmbeddingAdapter),
+    /// Requests are answered by it, over an embedding or a head that it changes too.
+    Vocabulary(VocabularyAdapter),
 }
 
 impl AnyAdapter {
@@ -90,7 +90,7 @@ impl AnyAdapter {
             Self::Answers(adapter) => adapter,
             Self::Drafts(draft) => &draft.adapter,
             Self::Decomposed(dora) => &dora.adapter,
-            Self::Embeds(embedding) => &embedding.adapter,
+            Self::Vocabulary(vocabulary) => &vocabulary.adapter,
         }
     }
 
@@ -99,9 +99,20 @@ impl AnyAdapter {
     pub fn kind(&self) -> AdapterKind {
         match self {
             Self::Decomposed(_) => AdapterKind::Dora,
-            Self::Embeds(_) => AdapterKind::Embedding,
+            Self::Vocabulary(vocabulary) if vocabulary.changes.saved().is_empty() => AdapterKind::Embedding,
+            Self::Vocabulary(_) => AdapterKind::Saved,
             _ => self.adapter().method.kind(),
         }
+    }
+
+    /// Bytes it takes in memory at least, however it is kept there.
+    #[must_use]
+    pub fn least_bytes(&self) -> u64 {
+        let beside = match self {
+            Self::Vocabulary(vocabulary) => vocabulary.changes.bytes() as u64,
+            Self::Answers(_) | Self::Drafts(_) | Self::Decomposed(_) => 0,
+        };
+        self.adapter().method.least_bytes() + beside
     }
 }
 
@@ -139,36 +150,6 @@ impl DraftAdapter {
 fn cut(head: &mut LoraModule, ids: &[u32]) {
     let rank = head.rank;
     head.b = ids.iter().flat_map(|&id| &head.b[id as usize * rank..][..rank]).copied().collect();
-}
-
-/// The methods by name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AdapterKind {
-    /// Low-rank deltas of linear layers.
-    Lora,
-    /// The same with a magnitude for each output.
-    Dora,
-    /// The same from where it is invoked.
-    Activated,
-    /// The same, and of the token embedding.
-    Embedding,
-    /// Vectors that scale inputs or outputs of linear layers.
-    Ia3,
-    /// Keys and values before the first token.
-    Prefix,
-}
-
-impl fmt::Display for AdapterKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Lora => "LoRA",
-            Self::Dora => "DoRA",
-            Self::Activated => "activated LoRA",
-            Self::Embedding => "LoRA of the embedding",
-            Self::Ia3 => "IA3",
-            Self::Prefix => "prefix tuning",
-        })
-    }
 }
 
 /// What an adapter does.

@@ -7,9 +7,9 @@ use serde_json::{Map, Value, json};
 
 use super::{
     error::AdapterError,
-    lora::LoraConfig,
+    kind::AdapterKind,
+    lora::{Base, LoraConfig},
     matrix::{StoredFactors, decode},
-    method::AdapterKind,
     options::Options,
     peft::{METHOD, read_files},
     sum::{Factors, Joined, SumError, join},
@@ -89,13 +89,13 @@ impl NamedLora {
         }
         options.one_of(METHOD, &["LORA"])?;
         options.one_of("task_type", &["CAUSAL_LM"])?;
-        let config = LoraConfig::take(&mut options, usize::MAX, usize::MAX)?;
+        let config = LoraConfig::take(&mut options, Base::ANY)?;
         if config.draft_layers().is_some() {
             return Err(AdapterError::Draft { path: directory.to_path_buf() });
         }
         let mut weights = WeightFile::parse(&directory.join(WEIGHT_FILE), &weights)?;
-        if weights.has(&format!("{EMBEDDING}.lora_embedding_A")) {
-            return Err(AdapterError::Embeds { path: directory.to_path_buf() });
+        if config.saves_modules() || weights.has(&format!("{EMBEDDING}.lora_embedding_A")) {
+            return Err(AdapterError::Vocabulary { path: directory.to_path_buf() });
         }
         let mut modules = BTreeMap::new();
         for name in weights.adapted() {

@@ -204,6 +204,14 @@ impl<'a> Options<'a> {
         compile(pattern).map_err(|problem| self.problem(option, problem))
     }
 
+    /// A text or a list of them; none if the option is off.
+    pub(super) fn list(&mut self, option: &str) -> Result<Vec<String>, AdapterError> {
+        match self.take(option).filter(|value| !is_off(value)) {
+            None => Ok(Vec::new()),
+            Some(value) => self.texts(option, value),
+        }
+    }
+
     /// A text or a list of them.
     fn texts(&self, option: &str, value: Value) -> Result<Vec<String>, AdapterError> {
         let values = if let Value::Array(values) = value { values } else { vec![value] };

@@ -134,7 +134,7 @@ impl Names {
 }
 
 /// True if `tail` is `name` or its last dotted parts.
-fn is_tail(name: &str, tail: &str) -> bool {
+pub(super) fn is_tail(name: &str, tail: &str) -> bool {
     name.strip_suffix(tail).is_some_and(|front| front.is_empty() || front.ends_with('.'))
 }
 

@@ -12,11 +12,12 @@ use super::{
     error::AdapterError,
     ia3::Ia3Config,
     limits::{MAX_CONFIG_BYTES, MAX_WEIGHT_BYTES},
-    lora::LoraConfig,
+    lora::{Base, LoraConfig},
     matrix::{StoredMatrix, StoredMethod, assemble, assemble_draft},
     method::{AnyAdapter, DraftShape},
     options::Options,
     prefix::PrefixConfig,
+    stored_vocabulary::{StoredVocabulary, assemble_vocabulary},
     vera::VeraConfig,
     weight_file::WeightFile,
     writing::{CONFIG_FILE, WEIGHT_FILE},
@@ -49,16 +50,19 @@ const ATTEMPTS: usize = 3;
 pub(super) fn read(directory: &Path, model: &ModelConfig) -> Result<AnyAdapter, AdapterError> {
     let (config, weights) = read_files(directory)?;
     let mut files = Files::parse(directory, model, &config, &weights)?;
-    let (method, draft) = (files.method()?, files.draft()?);
+    let (method, vocabulary, draft) = (files.method()?, files.vocabulary()?, files.draft()?);
     if let Some(error) = files.weights.unknown().next() {
         return Err(error);
     }
     let (path, base_model) = (files.weights.path(), files.base_model);
-    match (method, draft) {
-        (StoredMethod::Lora(modules), Some(shape)) => {
+    match (method, vocabulary, draft) {
+        (StoredMethod::Lora(modules), None, Some(shape)) => {
             assemble_draft(path, shape, modules, base_model).map(AnyAdapter::Drafts)
         }
-        (method, _) => assemble(path, method, base_model),
+        (StoredMethod::Lora(modules), Some(vocabulary), None) => {
+            assemble_vocabulary(path, modules, &vocabulary, base_model).map(AnyAdapter::Vocabulary)
+        }
+        (method, ..) => assemble(path, method, base_model),
     }
 }
 
@@ -92,7 +96,7 @@ impl MethodConfig {
             Some(IA3) => Ia3Config::take(options).map(Self::Ia3),
             Some(PREFIX) => PrefixConfig::take(options, model).map(Self::Prefix),
             Some(VERA) => VeraConfig::take(options).map(Self::Vera),
-            _ => LoraConfig::take(options, model.layers, model.vocab_size).map(Self::Lora),
+            _ => LoraConfig::take(options, Base::of(model)).map(Self::Lora),
         }
     }
 }
@@ -132,10 +136,7 @@ impl<'a> Files<'a> {
                     return Ok(StoredMethod::Activated(modules, invocation.clone()));
                 }
                 if !config.is_dora() {
-                    return Ok(match config.embedding(weights, model)? {
-                        Some(embedding) => StoredMethod::Embedding(modules, embedding),
-                        None => StoredMethod::Lora(modules),
-                    });
+                    return Ok(StoredMethod::Lora(modules));
                 }
                 let with_magnitude = modules.into_iter().map(|module| {
                     let magnitude = magnitude(config, weights, model, (module.layer, module.target))?;
@@ -155,6 +156,14 @@ impl<'a> Files<'a> {
                 StoredMethod::Lora(read.collect::<Result<_, _>>()?)
             }
         })
+    }
+
+    /// What is done to embedding and head, by a plain LoRA.
+    fn vocabulary(&mut self) -> Result<Option<StoredVocabulary<'a>>, AdapterError> {
+        match &self.config {
+            MethodConfig::Lora(config) => config.vocabulary(&mut self.weights, self.model),
+            MethodConfig::Ia3(_) | MethodConfig::Prefix(_) | MethodConfig::Vera(_) => Ok(None),
+        }
     }
 
     /// What of the base a draft computes, if it is one.
@@ -179,7 +188,7 @@ impl<'a> Files<'a> {
                     module => module.err(),
                 };
                 let mut problems: Vec<_> = layers.filter_map(&mut problem).collect();
-                problems.extend(config.embedding(weights, model).err());
+                problems.extend(config.vocabulary(weights, model).err());
                 problems
             }
             MethodConfig::Ia3(config) => {

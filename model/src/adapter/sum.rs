@@ -9,8 +9,9 @@ use std::{cmp::Ordering, collections::BTreeMap};
 use ids::Generation;
 
 use super::{
+    kind::AdapterKind,
     limits::MAX_RANK,
-    method::{Adapter, AdapterKind, AnyAdapter, LoraModule, Method},
+    method::{Adapter, AnyAdapter, LoraModule, Method},
 };
 use crate::sources::hf_names::module_name;
 

@@ -7,7 +7,7 @@ use kernels::TensorType;
 
 use super::{
     error::AdapterError,
-    limits::{MAX_RANK, MAX_WEIGHT_BYTES},
+    limits::{MAX_RANK, MAX_VERA_BYTES},
     matrix::{StoredMatrix, StoredModule, decode},
     options::Options,
     selection::Selection,
@@ -92,8 +92,8 @@ impl VeraConfig {
         let d = decode(weights.path(), &weights.vector(d, self.rank)?)?;
         let b = decode(weights.path(), &weights.vector(b, rows)?)?;
         shared.bytes += 4 * (self.rank * (rows + cols)) as u64;
-        if shared.bytes > MAX_WEIGHT_BYTES {
-            let (path, limit) = (weights.path().to_path_buf(), MAX_WEIGHT_BYTES);
+        if shared.bytes > MAX_VERA_BYTES {
+            let (path, limit) = (weights.path().to_path_buf(), MAX_VERA_BYTES);
             return Err(AdapterError::TooLarge { path, limit });
         }
         let (a, b) = (shared.scaled_a(&d, cols), shared.scaled_b(&b, begin, self.rank));

@@ -113,13 +113,13 @@ pub(super) struct NotingDeltas<'a, T> {
 }
 
 impl<T: Deltas<Compute>> Deltas<Compute> for NotingDeltas<'_, T> {
-    fn add_embeddings(
+    fn change_embeddings(
         &mut self,
         device: &mut Compute,
         tokens: &mut dyn Iterator<Item = u32>,
         residual: &mut Vec<f32>,
     ) -> Result<(), Infallible> {
-        self.deltas.add_embeddings(device, tokens, residual)
+        self.deltas.change_embeddings(device, tokens, residual)
     }
 
     fn scale_inputs(

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use kernels::{
+    Isa, Pool,
     attention::QkvLayout,
     cuda::{
         CudaError, DeviceVec, Matrix, Stream,
@@ -22,8 +23,9 @@ use super::{
 };
 use crate::{
     adapter::Side,
+    cpu::Compute,
     deltas::{
-        adapter_rows::{AdapterRows, EmbeddingDeltas},
+        adapter_rows::{AdapterRows, EmbeddingRows, RowValues},
         prepared::PreparedAdapter,
     },
     forward::{Deltas, LinearGroup, SequenceSlice},
@@ -47,6 +49,8 @@ pub(super) struct DeltaState {
     native: NativeCopy,
     /// How the stream waits for those who help.
     waiting: Await,
+    /// What computes heads of adapters' own.
+    pub(super) host: Compute,
 }
 
 /// How long a stream waits for those who help, where it waits by a kernel: far longer than any job takes, so that only
@@ -65,6 +69,10 @@ impl DeltaState {
             spans: Vec::new(),
             native: NativeCopy::new(cuda, 0)?,
             waiting: Await::StreamMemory,
+            host: Compute {
+                pool: Pool::new(&[]).expect("a pool of the calling thread starts none"),
+                isa: Isa::best(),
+            },
         })
     }
 
@@ -122,7 +130,7 @@ impl<'a> CudaDeltas<'a> {
     pub(super) fn is_plain(&self) -> bool {
         self.help.is_empty()
             && !self.has_scales
-            && !self.found.have_embeddings()
+            && !self.found.have_vocabularies()
             && self.found.virtual_rows.is_empty()
     }
 
@@ -238,6 +246,15 @@ impl<'a> CudaDeltas<'a> {
     }
 }
 
+/// Adds values to rows.
+fn add_rows(stream: &Stream, added: &RowValues, to: &mut Matrix) -> Result<(), CudaError> {
+    let mut values = Matrix::new(stream.cuda(), NumberKind::F32)?;
+    values.reshape(added.rows.len(), to.width())?;
+    values.upload(stream, 0, &added.values)?;
+    let ones = DeviceVec::from_slice(stream, &vec![1.0; added.rows.len()])?;
+    add_weighted(stream, &values, &DeviceVec::from_slice(stream, &added.rows)?, &ones, to)
+}
+
 impl Drop for CudaDeltas<'_> {
     /// A pass that failed half-way has ended, too.
     fn drop(&mut self) {
@@ -246,22 +263,18 @@ impl Drop for CudaDeltas<'_> {
 }
 
 impl Deltas<CudaDevice> for CudaDeltas<'_> {
-    fn add_embeddings(
+    fn change_embeddings(
         &mut self,
         device: &mut CudaDevice,
         tokens: &mut dyn Iterator<Item = u32>,
         residual: &mut Matrix,
     ) -> Result<(), CudaError> {
-        let EmbeddingDeltas { rows, values } = self.found.embedding_deltas(self.config, tokens);
-        if rows.is_empty() {
-            return Ok(());
-        }
+        let EmbeddingRows { added, replaced } = self.found.embedding_rows(self.config, tokens);
         let stream = device.stream();
-        let mut deltas = Matrix::new(stream.cuda(), NumberKind::F32)?;
-        deltas.reshape(rows.len(), residual.width())?;
-        deltas.upload(stream, 0, &values)?;
-        let ones = DeviceVec::from_slice(stream, &vec![1.0; rows.len()])?;
-        add_weighted(stream, &deltas, &DeviceVec::from_slice(stream, &rows)?, &ones, residual)
+        for (row, embedding) in replaced.iter(residual.width()) {
+            residual.upload(stream, row, embedding)?;
+        }
+        if added.rows.is_empty() { Ok(()) } else { add_rows(stream, &added, residual) }
     }
 
     fn scale_inputs(
@@ -330,6 +343,11 @@ impl Deltas<CudaDevice> for CudaDeltas<'_> {
     ) -> Result<(), CudaError> {
         self.scale(device, layer, group, Side::Output, out)?;
         let stream = device.stream();
+        if group == LinearGroup::Head && self.found.have_own_heads() {
+            let inputs = x.to_vec(stream)?;
+            let put = |row, logits: &[f32]| out.upload(stream, row, logits);
+            self.found.own_logits(&mut self.state.host, &inputs, put)?;
+        }
         if let Some((number, answers)) = self.posted.take() {
             self.state.wait(stream, number)?;
             let Some(assist) = &self.state.assist else { return Err(CudaError::Unanswered) };

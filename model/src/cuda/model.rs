@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ids::BlockId;
 use kernels::{
-    Activations,
+    Activations, Pool,
     cuda::{
         Cuda, CudaError, Matrix, Stream,
         attention::KvPool,
@@ -127,6 +127,13 @@ impl CudaModel {
     #[must_use]
     pub fn with_assist(mut self, assist: Box<dyn DeviceAssist>) -> Self {
         self.deltas.assist = Some(assist);
+        self
+    }
+
+    /// Has `pool` compute what is left to the host, the heads of adapters' own, instead of the thread that runs the pass alone.
+    #[must_use]
+    pub fn with_host(mut self, pool: Pool) -> Self {
+        self.deltas.host.pool = pool;
         self
     }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use kernels::lora::LoraMatrix;
 
 use crate::{
+    adapter::EmbeddingChange,
     deltas::{assist::Ask, device_copy::DeviceCopy, prepared::PreparedAdapter},
     forward::SequenceSlice,
     shape::{config::ModelConfig, layout::LinearGroup, source::Target},
@@ -45,13 +46,38 @@ pub(crate) struct VirtualRows {
     pub(crate) adapter: Arc<PreparedAdapter>,
 }
 
-/// What adapters add to embeddings.
+/// What adapters change of embeddings.
 #[derive(Debug, Default)]
-pub(crate) struct EmbeddingDeltas {
-    /// To which of the batch's.
+pub(crate) struct EmbeddingRows {
+    /// What they add.
+    pub(crate) added: RowValues,
+    /// What they have in the place of the base's.
+    pub(crate) replaced: RowValues,
+}
+
+/// Values of some of a batch's rows.
+#[derive(Debug, Default)]
+pub(crate) struct RowValues {
+    /// Which, in ascending order.
     pub(crate) rows: Vec<u32>,
     /// `[rows, hidden]`.
     pub(crate) values: Vec<f32>,
+}
+
+impl RowValues {
+    fn push(&mut self, row: u32, values: Vec<f32>) {
+        self.rows.push(row);
+        self.values.extend(values);
+    }
+
+    fn scale(&mut self, factor: f32) {
+        self.values.iter_mut().for_each(|value| *value *= factor);
+    }
+
+    /// Each row with its values, `[hidden]`.
+    pub(crate) fn iter(&self, hidden: usize) -> impl Iterator<Item = (usize, &[f32])> {
+        self.rows.iter().map(|&row| row as usize).zip(self.values.chunks_exact(hidden))
+    }
 }
 
 /// The adapters of a batch's rows. Rows of the base model are in no run.
@@ -87,33 +113,38 @@ impl AdapterRows {
         if group == LinearGroup::Head { &self.head_rows } else { &self.rows }
     }
 
-    /// Whether any run changes embeddings.
-    pub(crate) fn have_embeddings(&self) -> bool {
-        self.rows.iter().any(|run| run.adapter.embedding().is_some())
+    /// Whether any run changes embedding or head.
+    pub(crate) fn have_vocabularies(&self) -> bool {
+        self.rows.iter().any(|run| run.adapter.vocabulary().is_some())
     }
 
-    /// What the adapters add to the embeddings of the batch's `tokens`. They are few numbers, and computed by the host for whatever device.
-    pub(crate) fn embedding_deltas(
+    /// What the adapters change of the embeddings of the batch's `tokens`. They are few numbers, and computed by the host for whatever
+    /// device.
+    pub(crate) fn embedding_rows(
         &self,
         config: &ModelConfig,
         tokens: &mut dyn Iterator<Item = u32>,
-    ) -> EmbeddingDeltas {
-        let mut deltas = EmbeddingDeltas::default();
-        if !self.have_embeddings() {
-            return deltas;
+    ) -> EmbeddingRows {
+        let mut found = EmbeddingRows::default();
+        if !self.have_vocabularies() {
+            return found;
         }
         let rows: Vec<(u32, u32)> = (0..).zip(tokens).collect();
         for run in &self.rows {
-            let Some(factors) = run.adapter.embedding() else { continue };
+            let change = run.adapter.vocabulary().and_then(|changes| changes.embedding.as_ref());
+            let Some(change) = change else { continue };
             for &(row, token) in &rows[run.first_row..][..run.rows] {
-                deltas.rows.push(row);
-                deltas.values.extend(factors.delta(token));
+                match change {
+                    EmbeddingChange::Factors(factors) => found.added.push(row, factors.delta(token)),
+                    EmbeddingChange::Saved(matrix) => found.replaced.push(row, matrix.row(token)),
+                }
             }
         }
         if let Some(factor) = config.traits.embedding_scale {
-            deltas.values.iter_mut().for_each(|value| *value *= factor);
+            found.added.scale(factor);
+            found.replaced.scale(factor);
         }
-        deltas
+        found
     }
 
     /// Whether any run has vectors that scale.

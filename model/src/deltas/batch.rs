@@ -1,5 +1,5 @@
 //! What the adapters of a batch change: the low-rank deltas, of which the device computes what it holds and whoever
-//! assists the rest; inputs and outputs that are scaled (IA3); keys and values of virtual tokens (prefix tuning); embeddings.
+//! assists the rest; inputs and outputs that are scaled (IA3); keys and values of virtual tokens (prefix tuning); embeddings and heads.
 
 use std::convert::Infallible;
 
@@ -13,7 +13,7 @@ use crate::{
     adapter::Side,
     cpu::Compute,
     deltas::{
-        adapter_rows::{AdapterRows, EmbeddingDeltas, Run, VirtualRows},
+        adapter_rows::{AdapterRows, EmbeddingRows, Run, VirtualRows},
         assist::{Ask, Assist},
     },
     forward::Deltas,
@@ -135,6 +135,20 @@ impl BatchDeltas<'_> {
         }
     }
 
+    /// Writes the logits of rows that have a head of their own to rows of `stride`.
+    fn replace_logits(
+        &self,
+        compute: &mut Compute,
+        x: &Activations,
+        out: &mut [f32],
+        stride: usize,
+    ) -> Result<(), Infallible> {
+        self.found.own_logits(compute, x.values(), |row, logits| {
+            out[row * stride..][..stride].copy_from_slice(logits);
+            Ok(())
+        })
+    }
+
     /// Elements of a row of the group's outputs.
     fn outputs(&self, group: LinearGroup) -> usize {
         let targets = group_targets(self.config, group);
@@ -172,17 +186,20 @@ fn segment<'a>(run: &'a Run, part: &Part, layer: usize, sums: Option<&'a [f32]>)
 }
 
 impl Deltas<Compute> for BatchDeltas<'_> {
-    fn add_embeddings(
+    fn change_embeddings(
         &mut self,
         _device: &mut Compute,
         tokens: &mut dyn Iterator<Item = u32>,
         residual: &mut Vec<f32>,
     ) -> Result<(), Infallible> {
         let width = self.config.hidden_size;
-        let EmbeddingDeltas { rows, values } = self.found.embedding_deltas(self.config, tokens);
-        for (row, delta) in rows.into_iter().zip(values.chunks_exact(width)) {
-            let embedding = &mut residual[row as usize * width..][..width];
+        let EmbeddingRows { added, replaced } = self.found.embedding_rows(self.config, tokens);
+        for (row, delta) in added.iter(width) {
+            let embedding = &mut residual[row * width..][..width];
             embedding.iter_mut().zip(delta).for_each(|(value, delta)| *value += delta);
+        }
+        for (row, embedding) in replaced.iter(width) {
+            residual[row * width..][..width].copy_from_slice(embedding);
         }
         Ok(())
     }
@@ -241,10 +258,14 @@ impl Deltas<Compute> for BatchDeltas<'_> {
         x: &Activations,
         out: &mut Vec<f32>,
     ) -> Result<(), Infallible> {
-        if self.scratch.parts.is_empty() && !self.has_scales {
+        let has_own_heads = group == LinearGroup::Head && self.found.have_own_heads();
+        if self.scratch.parts.is_empty() && !self.has_scales && !has_own_heads {
             return Ok(());
         }
         let stride = self.outputs(group);
+        if has_own_heads {
+            self.replace_logits(compute, x, out, stride)?;
+        }
         self.scale(layer, group, Side::Output, out, stride);
         let DeltaScratch { parts, sums } = &mut *self.scratch;
         if parts.is_empty() {

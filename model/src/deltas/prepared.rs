@@ -9,7 +9,7 @@ use ids::Generation;
 use kernels::lora::{LayoutError, LoraMatrix, LoraPrecision, MatrixLayout, SharedBytes};
 
 use crate::{
-    adapter::{Adapter, EmbeddingFactors, Invocation, LoraModule, Method, Prefix, Scales},
+    adapter::{Adapter, Invocation, LoraModule, Method, Prefix, Scales, VocabularyChanges},
     deltas::{
         device_copy::{DeviceCopy, DeviceMemory},
         matrices::{HostMatrices, ImageNumber, ModuleLayout},
@@ -17,8 +17,8 @@ use crate::{
     shape::{config::ModelConfig, layout::linear_shape, source::Target},
 };
 
-/// What of an adapter is no matrix. It stays in ordinary memory: there is nothing in it for workers to compute, and it
-/// is always on the device.
+/// What of an adapter is no factor of a linear layer. It stays in ordinary memory: there is nothing in it for workers to compute,
+/// and no pass waits for it.
 #[derive(Debug, Clone, Default)]
 enum Direct {
     #[default]
@@ -27,7 +27,7 @@ enum Direct {
     Prefix(Arc<Prefix>),
     /// Where it begins.
     Invocation(Invocation),
-    Embedding(Arc<EmbeddingFactors>),
+    Vocabulary(Arc<VocabularyChanges>),
 }
 
 impl Direct {
@@ -36,7 +36,7 @@ impl Direct {
             Self::None | Self::Invocation(_) => 0,
             Self::Scales(scales) => scales.bytes(),
             Self::Prefix(prefix) => prefix.bytes(),
-            Self::Embedding(factors) => factors.bytes(),
+            Self::Vocabulary(changes) => changes.bytes(),
         }
     }
 }
@@ -80,10 +80,10 @@ impl EncodedAdapter {
         Self { direct: Direct::Scales(Arc::new(scales)), ..self }
     }
 
-    /// The same, with what embeddings of tokens are changed by.
+    /// The same, with what is done to embedding and head.
     #[must_use]
-    pub fn with_embedding(self, factors: EmbeddingFactors) -> Self {
-        Self { direct: Direct::Embedding(Arc::new(factors)), ..self }
+    pub fn with_vocabulary(self, changes: VocabularyChanges) -> Self {
+        Self { direct: Direct::Vocabulary(Arc::new(changes)), ..self }
     }
 }
 
@@ -175,7 +175,7 @@ impl PreparedAdapter {
         self.host.bytes() + self.direct.bytes()
     }
 
-    /// Bytes that travel to the device: those of its matrices.
+    /// Bytes that travel to the device: those of its low-rank matrices.
     #[must_use]
     pub fn device_bytes(&self) -> usize {
         self.host.bytes()
@@ -219,10 +219,10 @@ impl PreparedAdapter {
         if let Direct::Prefix(prefix) = &self.direct { Some(prefix) } else { None }
     }
 
-    /// What embeddings of tokens are changed by, if it is of this kind.
+    /// What is done to embedding and head, if it is of this kind.
     #[must_use]
-    pub fn embedding(&self) -> Option<&EmbeddingFactors> {
-        if let Direct::Embedding(factors) = &self.direct { Some(factors) } else { None }
+    pub fn vocabulary(&self) -> Option<&VocabularyChanges> {
+        if let Direct::Vocabulary(changes) = &self.direct { Some(changes) } else { None }
     }
 
     /// Who computed how much of it.

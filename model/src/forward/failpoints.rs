@@ -9,13 +9,13 @@ use crate::shape::layout::LinearGroup;
 pub(super) struct WithFailpoints<'a, T>(pub(super) &'a mut T);
 
 impl<D: Device, T: Deltas<D>> Deltas<D> for WithFailpoints<'_, T> {
-    fn add_embeddings(
+    fn change_embeddings(
         &mut self,
         device: &mut D,
         tokens: &mut dyn Iterator<Item = u32>,
         residual: &mut D::Residual,
     ) -> Result<(), D::Error> {
-        self.0.add_embeddings(device, tokens, residual)
+        self.0.change_embeddings(device, tokens, residual)
     }
 
     fn scale_inputs(

@@ -54,11 +54,11 @@ pub trait ReverseLayers<D: Device>: BaseLayers<D> {
 
 /// Who adds the adapters' deltas to the outputs of a group.
 pub trait Deltas<D: Device> {
-    /// Adds to the embeddings of the batch's `tokens`, `[tokens, hidden]`, what adapters change of them.
+    /// Changes the embeddings of the batch's `tokens`, `[tokens, hidden]`, where an adapter adds to them or has its own.
     ///
     /// # Errors
     /// The device fails.
-    fn add_embeddings(
+    fn change_embeddings(
         &mut self,
         device: &mut D,
         tokens: &mut dyn Iterator<Item = u32>,
@@ -111,7 +111,8 @@ pub trait Deltas<D: Device> {
         Ok(())
     }
 
-    /// `out[row] += delta of the row's adapter`. For [`LinearGroup::Head`], rows are those whose logits are wanted.
+    /// `out[row] += delta of the row's adapter`. For [`LinearGroup::Head`], rows are those whose logits are wanted, and those whose
+    /// adapter has a head of its own get that one's.
     ///
     /// # Errors
     /// The device fails.

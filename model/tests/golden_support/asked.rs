@@ -4,7 +4,7 @@ use std::path::Path;
 
 use kernels::lora::LoraPrecision;
 use model::{
-    adapter::{Adapter, AnyAdapter, EmbeddingFactors, Scales, sum::sum},
+    adapter::{Adapter, AnyAdapter, Scales, VocabularyChanges, sum::sum},
     deltas::prepared::{EncodedAdapter, PreparedAdapter},
     resident::LoadedWeights,
     shape::config::ModelConfig,
@@ -16,13 +16,13 @@ pub(crate) struct Asked {
     pub(crate) adapter: Adapter,
     /// What the base's outputs are scaled with, by a DoRA.
     pub(crate) scales: Option<Scales>,
-    /// What it does to embeddings.
-    pub(crate) embedding: Option<EmbeddingFactors>,
+    /// What it does to embedding and head.
+    pub(crate) vocabulary: Option<VocabularyChanges>,
 }
 
 impl From<Adapter> for Asked {
     fn from(adapter: Adapter) -> Self {
-        Self { adapter, scales: None, embedding: None }
+        Self { adapter, scales: None, vocabulary: None }
     }
 }
 
@@ -31,7 +31,7 @@ impl Asked {
     pub(crate) fn of(model: &Path, adapter: AnyAdapter) -> Self {
         match adapter {
             AnyAdapter::Answers(adapter) => adapter.into(),
-            AnyAdapter::Embeds(it) => Self { embedding: Some(it.factors), ..it.adapter.into() },
+            AnyAdapter::Vocabulary(it) => Self { vocabulary: Some(it.changes), ..it.adapter.into() },
             AnyAdapter::Decomposed(dora) => {
                 let source = open(model).unwrap();
                 let base = LoadedWeights::open(&*source, None, 1, &|_| {}).unwrap().shared();
@@ -46,9 +46,9 @@ impl Asked {
     /// It, as kernels read it.
     pub(crate) fn prepared(self, config: &ModelConfig, precision: LoraPrecision) -> PreparedAdapter {
         let encoded = EncodedAdapter::new(&self.adapter, config, precision);
-        let encoded = match (self.scales, self.embedding) {
+        let encoded = match (self.scales, self.vocabulary) {
             (Some(scales), _) => encoded.with_scales(scales),
-            (None, Some(factors)) => encoded.with_embedding(factors),
+            (None, Some(changes)) => encoded.with_vocabulary(changes),
             (None, None) => encoded,
         };
         PreparedAdapter::of(encoded, config).unwrap()

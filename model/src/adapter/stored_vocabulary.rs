@@ -1,0 +1,125 @@
+//! What is done to embedding and head as a file stores it, and the adapter that comes of it.
+
+use std::path::Path;
+
+use kernels::PackedMatrix;
+
+use super::{
+    embedding::EmbeddingFactors,
+    error::AdapterError,
+    hasher::GenerationHasher,
+    matrix::{StoredMatrix, StoredModule, assemble_modules, check_rows, decode},
+    method::{Adapter, VocabularyAdapter},
+    vocabulary::{EmbeddingChange, SavedMatrix, VocabularyChanges},
+};
+
+/// The factors of the token embedding as a file stores them.
+pub(super) struct StoredEmbeddingFactors<'a> {
+    pub(super) rank: usize,
+    pub(super) scale: f32,
+    /// `[rank, vocab]`.
+    pub(super) a: StoredMatrix<'a>,
+    /// `[hidden, rank]`.
+    pub(super) b: StoredMatrix<'a>,
+}
+
+/// What is done to the token embedding as a file stores it.
+pub(super) enum StoredEmbedding<'a> {
+    Factors(StoredEmbeddingFactors<'a>),
+    /// `[vocab, hidden]`.
+    Saved(StoredMatrix<'a>),
+}
+
+/// What is done to embedding and head as a file stores it: to one of them at least.
+pub(super) struct StoredVocabulary<'a> {
+    /// Numbers of a row.
+    pub(super) hidden: usize,
+    pub(super) embedding: Option<StoredEmbedding<'a>>,
+    /// `[vocab, hidden]`.
+    pub(super) head: Option<StoredMatrix<'a>>,
+}
+
+/// Decodes, checks and hashes the adapter in `path`.
+pub(super) fn assemble_vocabulary(
+    path: &Path,
+    modules: Vec<StoredModule<'_>>,
+    stored: &StoredVocabulary<'_>,
+    base_model: Option<String>,
+) -> Result<VocabularyAdapter, AdapterError> {
+    let (method, generation, stored_in_16_bits) = assemble_modules(path, stored.hasher(&modules), modules)?;
+    let adapter = Adapter { generation, method, base_model, stored_in_16_bits };
+    Ok(VocabularyAdapter { adapter, changes: stored.changes(path)? })
+}
+
+impl StoredVocabulary<'_> {
+    /// Begins the hash of an adapter of these modules, which must follow sorted by layer and target. A LoRA of the embedding alone
+    /// has the one that it had before there was anything else.
+    fn hasher(&self, modules: &[StoredModule<'_>]) -> GenerationHasher {
+        if let (Some(StoredEmbedding::Factors(factors)), None) = (&self.embedding, &self.head) {
+            let mut hasher = GenerationHasher::embedding(modules.len());
+            factors.hash(&mut hasher);
+            return hasher;
+        }
+        let mut hasher = GenerationHasher::saved(modules.len());
+        match &self.embedding {
+            None => hasher.nothing(),
+            Some(StoredEmbedding::Factors(factors)) => {
+                hasher.adapted();
+                factors.hash(&mut hasher);
+            }
+            Some(StoredEmbedding::Saved(matrix)) => hasher.replaced(matrix.kind, &matrix.bytes),
+        }
+        match &self.head {
+            None => hasher.nothing(),
+            Some(matrix) => hasher.replaced(matrix.kind, &matrix.bytes),
+        }
+        hasher
+    }
+
+    fn changes(&self, path: &Path) -> Result<VocabularyChanges, AdapterError> {
+        let embedding = match &self.embedding {
+            None => None,
+            Some(StoredEmbedding::Factors(factors)) => Some(EmbeddingChange::Factors(factors.decode(path)?)),
+            Some(StoredEmbedding::Saved(matrix)) => Some(EmbeddingChange::Saved(self.pack(path, matrix)?)),
+        };
+        let head = match (&self.head, &embedding) {
+            (None, _) => None,
+            (Some(_), Some(EmbeddingChange::Saved(own))) if self.are_one() => Some(own.clone()),
+            (Some(head), _) => Some(self.pack(path, head)?),
+        };
+        Ok(VocabularyChanges { embedding, head })
+    }
+
+    /// Whether embedding and head have the same numbers, as PEFT saves what it has tied: one copy is enough in memory.
+    fn are_one(&self) -> bool {
+        let (Some(StoredEmbedding::Saved(embedding)), Some(head)) = (&self.embedding, &self.head) else {
+            return false;
+        };
+        embedding.kind == head.kind && embedding.bytes == head.bytes
+    }
+
+    fn pack(&self, path: &Path, matrix: &StoredMatrix<'_>) -> Result<SavedMatrix, AdapterError> {
+        check_rows(path, matrix, self.hidden)?;
+        let row_bytes = matrix.kind.row_bytes(self.hidden).unwrap_or(0).max(1);
+        let rows = matrix.bytes.len() / row_bytes;
+        let packed = PackedMatrix::pack(matrix.kind, &matrix.bytes, rows, self.hidden);
+        packed.map(SavedMatrix::new).map_err(|source| AdapterError::Pack {
+            path: path.to_path_buf(),
+            tensor: matrix.name.clone(),
+            source,
+        })
+    }
+}
+
+impl StoredEmbeddingFactors<'_> {
+    fn hash(&self, hasher: &mut GenerationHasher) {
+        hasher.factors(self.rank, self.scale);
+        hasher.matrix(self.a.kind, &self.a.bytes);
+        hasher.matrix(self.b.kind, &self.b.bytes);
+    }
+
+    fn decode(&self, path: &Path) -> Result<EmbeddingFactors, AdapterError> {
+        let (a, b) = (decode(path, &self.a)?, decode(path, &self.b)?);
+        Ok(EmbeddingFactors::new(self.rank, self.scale, &a, &b))
+    }
+}
