@@ -25,6 +25,7 @@ mod peft;
 mod prefix;
 mod selection;
 pub mod sum;
+mod torch_random;
 mod vera;
 mod weight_file;
 pub mod writing;
