@@ -1,11 +1,16 @@
-//! What a model's files call it: for who lists models, and for nothing else. What they do not say is empty.
+//! What a model's files say of it: for who lists models, and for nothing else. What they do not say is empty.
 
 use std::path::Path;
 
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::{gguf::GgufFile, model_files::CONFIG_FILE, small_json, whole_file};
+use crate::{
+    gguf::GgufFile,
+    model_files::CONFIG_FILE,
+    parameters::{self, Stored},
+    small_json, whole_file,
+};
 
 /// Bytes of `config.json`.
 const MAX_BYTES: u64 = 1 << 20;
@@ -17,6 +22,8 @@ pub struct Description {
     pub architecture: String,
     /// How weights are stored, such as `Q4_K_M`, `GPTQ` or `BF16`.
     pub weights: String,
+    /// How many parameters it has: those of a tied head once, and of quantized layers what they stand for.
+    pub parameters: Option<u64>,
 }
 
 #[derive(Default, Deserialize)]
@@ -34,10 +41,14 @@ impl Description {
     pub fn from_gguf(file: &GgufFile) -> Self {
         let architecture = file.str("general.architecture").ok().flatten().unwrap_or_default();
         let kind = file.u32("general.file_type").ok().flatten();
-        Self { architecture: architecture.to_owned(), weights: kind.map_or("", file_type).to_owned() }
+        Self {
+            architecture: architecture.to_owned(),
+            weights: kind.map_or("", file_type).to_owned(),
+            parameters: parameters::of_gguf(file),
+        }
     }
 
-    /// As `config.json` in a folder says it.
+    /// As `config.json` in a folder and the weights beside it say it.
     #[must_use]
     pub fn from_directory(directory: &Path) -> Self {
         let json = whole_file::read_if_there(&directory.join(CONFIG_FILE), MAX_BYTES).ok().flatten();
@@ -48,7 +59,21 @@ impl Description {
         Self {
             architecture: raw.model_type.as_str().unwrap_or_default().to_owned(),
             weights: short.to_uppercase(),
+            parameters: stored(&raw.quantization_config)
+                .and_then(|stored| parameters::of_directory(directory, stored)),
         }
+    }
+}
+
+/// How weights are stored; `None` by a method that is not known.
+fn stored(quantization: &Value) -> Option<Stored> {
+    match quantization["quant_method"].as_str() {
+        None if quantization.is_null() => Some(Stored::Plain),
+        Some("gptq" | "awq") => {
+            let bits = quantization["bits"].as_u64().filter(|bits| matches!(bits, 1..=8));
+            bits.map(|bits| Stored::Codes { bits })
+        }
+        _ => None,
     }
 }
 
@@ -83,7 +108,8 @@ mod tests {
     fn described(config: &str) -> (String, String) {
         let directory = tempfile::tempdir().unwrap();
         std::fs::write(directory.path().join(CONFIG_FILE), config).unwrap();
-        let Description { architecture, weights } = Description::from_directory(directory.path());
+        let Description { architecture, weights, parameters } = Description::from_directory(directory.path());
+        assert_eq!(parameters, None, "no weights are beside it");
         (architecture, weights)
     }
 
@@ -97,6 +123,23 @@ mod tests {
         assert_eq!(described(gptq), own("llama", "GPTQ"));
         for nothing in ["{}", "[", r#"{"model_type":7}"#] {
             assert_eq!(described(nothing), own("", ""));
+        }
+    }
+
+    #[test]
+    fn parameters_are_counted_unless_nobody_knows_how_they_are_stored() {
+        let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/models");
+        let parameters = |name| Description::from_directory(&golden.join(name)).parameters;
+        assert_eq!(parameters("llama-tied"), Some(113_088));
+        assert_eq!(parameters("llama-gptq"), Some(102_720));
+        for (about, known) in [
+            ("null", Some(Stored::Plain)),
+            (r#"{"quant_method":"awq","bits":4}"#, Some(Stored::Codes { bits: 4 })),
+            (r#"{"quant_method":"awq","bits":0}"#, None),
+            (r#"{"quant_method":"fp8"}"#, None),
+            ("{}", None),
+        ] {
+            assert_eq!(stored(&serde_json::from_str(about).unwrap()), known, "{about}");
         }
     }
 }

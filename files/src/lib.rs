@@ -2,9 +2,9 @@
 //!
 //! # Layout
 //!
-//! - [`location`]: a path, or a name on a hub. [`model_files`]: the files of the model there.
+//! - [`location`]: a path, or a name on a hub. [`model_files`]: the files of the model there. [`weight_files`]: those of a directory that hold weights.
 //! - [`gguf`]: metadata and tensors in one file. [`generation_defaults`]: what either kind of files says about sampling.
-//! - [`description`]: what the files call it. [`text_hash`]: what tells the text of one model from that of another. [`token_list`]: whether an id means the same to both.
+//! - [`description`]: what the files call it, and how many parameters it has (`parameters`). [`text_hash`]: what tells the text of one model from that of another. [`token_list`]: whether an id means the same to both.
 //! - [`whole_file`], [`small_json`]: small files and documents, bounded before they are read. [`strict_json`]: JSON from
 //!   anybody, in which nothing is said twice.
 //!
@@ -20,8 +20,10 @@ pub mod generation_defaults;
 pub mod gguf;
 pub mod location;
 pub mod model_files;
+mod parameters;
 pub mod small_json;
 pub mod strict_json;
 pub mod text_hash;
 pub mod token_list;
+pub mod weight_files;
 pub mod whole_file;

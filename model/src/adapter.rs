@@ -27,6 +27,7 @@ mod saved;
 mod selection;
 mod stored_vocabulary;
 pub mod sum;
+mod torch_random;
 mod vera;
 mod vocabulary;
 mod weight_file;

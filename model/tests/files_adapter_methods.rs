@@ -288,9 +288,42 @@ fn a_vera_is_the_lora_of_its_scaled_factors() {
 }
 
 #[test]
+fn a_vera_without_its_matrices_has_those_that_its_key_draws() {
+    let vectors = &vera_entries().split_off(2);
+    let drawn = |key: Value| {
+        let changes = json!({"save_projection": false, "projection_prng_key": key});
+        read(&with(vera_config(), &changes), vectors).unwrap()
+    };
+    let adapter = drawn(json!(0));
+    let shapes = adapter.modules().iter().map(|module| (module.target, module.a.len(), module.b.len()));
+    assert!(shapes.eq([Target::V, Target::Down].map(|target| {
+        let [rows, cols] = linear_shape(&tiny(), target);
+        (target, 3 * cols, rows * 3)
+    })));
+    assert_eq!(drawn(json!(1_u64 << 32)).generation, adapter.generation, "the lower half of a key counts");
+    assert_ne!(drawn(json!(1)).generation, adapter.generation);
+    let mut without_key = with(vera_config(), &json!({"save_projection": false}));
+    without_key.as_object_mut().unwrap().remove("projection_prng_key");
+    assert_eq!(read(&without_key, vectors).unwrap().generation, adapter.generation, "PEFT's default is 0");
+}
+
+#[test]
+fn veras_that_cannot_be_drawn_are_refused_by_name() {
+    let drawn = |changes: &Value| with(with(vera_config(), &json!({"save_projection": false})), changes);
+    assert_says(read(&drawn(&json!({})), &vera_entries()), &["base_model.vera_A"]);
+    let vectors = &vera_entries().split_off(2);
+    for key in [json!("five"), json!(0.5), json!(1e30)] {
+        let config = drawn(&json!({ "projection_prng_key": key }));
+        assert_says(read(&config, vectors), &["projection_prng_key", "64 bits"]);
+    }
+    let wide = ModelConfig { intermediate_size: 1 << 20, ..tiny() };
+    let refused = read_for(&wide, &drawn(&json!({ "r": limits::MAX_RANK })), vectors);
+    assert!(matches!(refused, Err(AdapterError::TooLarge { .. })), "{refused:?}");
+}
+
+#[test]
 fn veras_that_do_not_fit_are_refused_by_name() {
     let vera = |changes: Value, entries: &Entries| read(&with(vera_config(), &changes), entries);
-    assert_says(vera(json!({"save_projection": false}), &vera_entries()), &["save_projection"]);
     for rank in [0, 2, 4, 5000] {
         assert!(vera(json!({ "r": rank }), &vera_entries()).is_err(), "{rank}");
     }

@@ -551,9 +551,10 @@ def ia3(targets, feedforward, **options):
     return IA3Config(target_modules=targets, feedforward_modules=feedforward, task_type="CAUSAL_LM", **options)
 
 
-def vera(rank, targets):
-    """A configuration for VeRA in the first block alone, and how it is stored."""
-    return VeraConfig(r=rank, target_modules=targets, layers_to_transform=[0], task_type="CAUSAL_LM"), torch.float32
+def vera(rank, targets, **options):
+    """A configuration for VeRA, in the first block alone unless told otherwise, and how it is stored."""
+    options = {"layers_to_transform": [0], "task_type": "CAUSAL_LM", **options}
+    return VeraConfig(r=rank, target_modules=targets, **options), torch.float32
 
 
 def prefix(tokens, **options):
@@ -698,8 +699,23 @@ SAVED = {
     "gemma3": {"embedding": (lora(4, ["q_proj"], modules_to_save=["embed_tokens"]), torch.float16)},
 }
 
-# Kinds of adapters that not everybody can use, by their folders.
-OTHERS = {"dora": DORAS, "embedding": EMBEDDED, "saved": SAVED}
+# VeRAs by model whose shared matrices are not in the file: with a head, wider than other layers, and of layers that are several here.
+# PyTorch takes the lower 32 bits of a key.
+DRAWN = {
+    "llama-rope3": {
+        "head": vera(
+            6,
+            ["q_proj", "down_proj", "lm_head"],
+            layers_to_transform=None,
+            save_projection=False,
+            projection_prng_key=2**40 + 7,
+        )
+    },
+    "phi3": {"fused": vera(5, ["qkv_proj", "down_proj"], save_projection=False, projection_prng_key=-3)},
+}
+
+# Kinds of adapters that have a folder of their own.
+OTHERS = {"dora": DORAS, "embedding": EMBEDDED, "saved": SAVED, "vera": DRAWN}
 
 REFUSED = {
     "modules-to-save": ("llama-tied", "modules_to_save", lora(2, ["q_proj"], modules_to_save=["norm"])),

@@ -85,9 +85,6 @@ pub async fn show(
         let entry = entries.find(named, &caller).filter(|entry| answers(entry));
         adapter(entry.ok_or_else(|| ApiError::model_not_found(name))?, &serving)
     };
-    let facts = serving.text.facts();
-    let known = facts.description.architecture.as_str();
-    let architecture = if known.is_empty() { "base" } else { known };
     let mut capabilities = vec!["completion", "embedding"];
     if tools::are_called(app.tool_call_parser, &*serving.text) {
         capabilities.push("tools");
@@ -95,17 +92,27 @@ pub async fn show(
     Ok(Json(json!({
         "modelfile": format!("FROM {name}\n"),
         "parameters": "",
-        "template": facts.chat_template.as_deref().unwrap_or(""),
+        "template": serving.text.facts().chat_template.as_deref().unwrap_or(""),
         "details": model["details"],
-        // Clients read the context's length below the name of the architecture.
-        "model_info": {
-            "general.architecture": architecture,
-            format!("{architecture}.context_length"): serving.context_tokens,
-            format!("{architecture}.vocab_size"): serving.welcome.vocab_size,
-        },
+        "model_info": model_info(&serving),
         "capabilities": capabilities,
         "modified_at": model["modified_at"],
     })))
+}
+
+/// What is known of the base. Clients read the context's length below the name of the architecture.
+fn model_info(serving: &Serving) -> Value {
+    let Description { architecture, parameters, .. } = &serving.text.facts().description;
+    let architecture = if architecture.is_empty() { "base" } else { architecture };
+    let mut info = json!({
+        "general.architecture": architecture,
+        format!("{architecture}.context_length"): serving.context_tokens,
+        format!("{architecture}.vocab_size"): serving.welcome.vocab_size,
+    });
+    if let Some(parameters) = parameters {
+        info["general.parameter_count"] = (*parameters).into();
+    }
+    info
 }
 
 fn base(serving: &Serving) -> Value {
@@ -129,7 +136,7 @@ fn model(
     (parent, format): (&str, &str),
     serving: &Serving,
 ) -> Value {
-    let Description { architecture, weights } = &serving.text.facts().description;
+    let Description { architecture, weights, parameters } = &serving.text.facts().description;
     let families: Vec<&str> =
         Some(architecture.as_str()).filter(|name| !name.is_empty()).into_iter().collect();
     json!({
@@ -137,9 +144,19 @@ fn model(
         // What is not known is empty, as with Ollama.
         "details": {
             "parent_model": parent, "format": format, "family": architecture, "families": families,
-            "parameter_size": "", "quantization_level": weights,
+            "parameter_size": parameters.map(shortened).unwrap_or_default(), "quantization_level": weights,
         },
     })
+}
+
+/// A number of parameters as Ollama writes it (`format.HumanNumber`).
+fn shortened(parameters: u64) -> String {
+    const UNITS: [(u64, usize, char); 3] = [(1_000_000_000, 1, 'B'), (1_000_000, 2, 'M'), (1_000, 0, 'K')];
+    let Some((unit, decimals, letter)) = UNITS.into_iter().find(|(unit, ..)| parameters >= *unit) else {
+        return parameters.to_string();
+    };
+    let decimals = if parameters.is_multiple_of(unit) { 0 } else { decimals };
+    format!("{:.decimals$}{letter}", parameters as f64 / unit as f64)
 }
 
 /// Bytes of a model's file, or of its weights in a folder; 0 if it lies on another host.
@@ -151,4 +168,23 @@ fn bytes_of(path: &Path) -> u64 {
         .filter(|path| path.extension().is_some_and(|end| end == "safetensors"))
         .map(|path| length(&path))
         .sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_parameters_look_as_ollamas_do() {
+        for (parameters, text) in [
+            (134_515_008, "134.52M"),
+            (7_248_023_552, "7.2B"),
+            (2_000_000_000, "2B"),
+            (3_000_000, "3M"),
+            (113_088, "113K"),
+            (999, "999"),
+        ] {
+            assert_eq!(shortened(parameters), text);
+        }
+    }
 }

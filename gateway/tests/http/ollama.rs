@@ -10,7 +10,7 @@ use crate::{
     client::Response,
     fake_executor::{fail_after, say},
     harness::{Harness, key_file},
-    text::{BEGIN, ByteText, always, tokens},
+    text::{BEGIN, ByteText, PARAMETERS, always, tokens},
 };
 
 const CHAT: &str = "/api/chat";
@@ -183,6 +183,8 @@ async fn models_are_listed_for_those_who_may_use_them() {
     let shown = show("hb-a", "mine").await.json();
     assert_eq!(shown["details"]["parent_model"], "base");
     assert_eq!(shown["model_info"]["base.context_length"], 512);
+    assert_eq!(shown["model_info"]["general.parameter_count"], PARAMETERS);
+    assert_eq!(shown["details"]["parameter_size"], "134.52M");
     assert_eq!(show("hb-b", "mine").await.status, 404);
     let alice = harness.client.with_key("hb-a");
     assert_eq!(alice.get("/api/ps").await.json()["models"][0]["name"], "base");

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use files::text_hash::TextHash;
+use files::{description::Description, text_hash::TextHash};
 use gateway::{
     lifecycle::LoadText,
     text::{ChatMessage, Decoder, Facts, LoadedText, Text, TextError},
@@ -19,6 +19,8 @@ pub(crate) const END: u32 = 256;
 /// Put in front of a prompt when special tokens are asked for.
 pub(crate) const BEGIN: u32 = 257;
 pub(crate) const VOCAB_SIZE: u32 = 258;
+/// What its model is said to have.
+pub(crate) const PARAMETERS: u64 = 134_515_008;
 /// What it is made of.
 pub(crate) const TEXT_HASH: [u8; 32] = [2; 32];
 
@@ -50,7 +52,12 @@ impl ByteText {
     pub(crate) fn ending_in(end: &str) -> Self {
         let mut bytes: Vec<Vec<u8>> = (0..=255u8).map(|byte| vec![byte]).collect();
         bytes.extend([end.as_bytes().to_vec(), b"<begin>".to_vec()]);
-        let facts = Facts { end_tokens: vec![END], eos_token: Some(end.to_owned()), ..Facts::default() };
+        let facts = Facts {
+            end_tokens: vec![END],
+            eos_token: Some(end.to_owned()),
+            description: Description { parameters: Some(PARAMETERS), ..Description::default() },
+            ..Facts::default()
+        };
         Self { bytes, grammars: OnceLock::new(), facts }
     }
 }

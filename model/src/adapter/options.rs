@@ -124,6 +124,12 @@ impl<'a> Options<'a> {
         self.typed(option, "a count", as_count)
     }
 
+    /// A whole number that fits 64 bits with or without a sign, as PyTorch takes seeds: their bits.
+    pub(super) fn seed(&mut self, option: &str) -> Result<Option<u64>, AdapterError> {
+        let bits = |value: &Value| value.as_u64().or_else(|| value.as_i64().map(i64::cast_unsigned));
+        self.typed(option, "a seed of 64 bits", bits)
+    }
+
     pub(super) fn number(&mut self, option: &str) -> Result<Option<f64>, AdapterError> {
         self.typed(option, "a number", Value::as_f64)
     }

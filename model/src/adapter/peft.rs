@@ -150,7 +150,7 @@ impl<'a> Files<'a> {
             }
             MethodConfig::Prefix(config) => StoredMethod::Prefix(config.embeddings(weights, model)?),
             MethodConfig::Vera(config) => {
-                let mut shared = config.projections(weights)?;
+                let mut shared = config.projections(weights, model)?;
                 let read =
                     layers.filter_map(|place| config.module(&mut shared, weights, model, place).transpose());
                 StoredMethod::Lora(read.collect::<Result<_, _>>()?)
@@ -195,7 +195,7 @@ impl<'a> Files<'a> {
                 layers.filter_map(|place| config.vector(weights, model, place).err()).collect()
             }
             MethodConfig::Prefix(config) => config.embeddings(weights, model).err().into_iter().collect(),
-            MethodConfig::Vera(config) => match config.projections(weights) {
+            MethodConfig::Vera(config) => match config.projections(weights, model) {
                 Ok(mut shared) => layers
                     .filter_map(|place| config.module(&mut shared, weights, model, place).err())
                     .collect(),
@@ -244,7 +244,7 @@ fn without_weights(directory: &Path, weights: PathBuf) -> AdapterError {
 }
 
 /// Every linear layer of the base model.
-fn linear_layers(model: &ModelConfig) -> impl Iterator<Item = (usize, Target)> {
+pub(super) fn linear_layers(model: &ModelConfig) -> impl Iterator<Item = (usize, Target)> {
     (0..model.layers)
         .flat_map(|layer| layer_targets(model, layer).iter().map(move |&target| (layer, target)))
         .chain([(0, Target::LmHead)])

@@ -1,7 +1,10 @@
 //! VeRA in PEFT's format: one A and one B that all layers share, `vera_A`, `[rank, in]` of the widest, and `vera_B`, `[out, rank]` of the
-//! widest, and for each layer the vectors `vera_lambda_d`, `[rank]`, and `vera_lambda_b`, `[out]`.
+//! widest, and for each layer the vectors `vera_lambda_d`, `[rank]`, and `vera_lambda_b`, `[out]`. A and B are in the file, or drawn again
+//! from the key that they were drawn from.
 //!
 //! A layer's `diag(b) B diag(d) A` is a LoRA of the factors `diag(d) A` and `diag(b) B`: it is read as that, and is one from then on.
+
+use std::{ops::Range, path::Path};
 
 use kernels::TensorType;
 
@@ -10,7 +13,9 @@ use super::{
     limits::{MAX_RANK, MAX_VERA_BYTES},
     matrix::{StoredMatrix, StoredModule, decode},
     options::Options,
-    selection::Selection,
+    peft::linear_layers,
+    selection::{Selected, Selection},
+    torch_random::TorchGenerator,
     weight_file::WeightFile,
 };
 use crate::{
@@ -21,14 +26,37 @@ use crate::{
 /// The option that says whether the shared matrices are in the files.
 const SAVED: &str = "save_projection";
 
+/// The option with the seed that they were drawn from.
+const KEY: &str = "projection_prng_key";
+
 /// Options that say how a VeRA was made, not what it computes.
-const HISTORY: [&str; 4] = ["d_initial", "init_weights", "projection_prng_key", "vera_dropout"];
+const HISTORY: [&str; 3] = ["d_initial", "init_weights", "vera_dropout"];
 
 /// What the configuration of a VeRA says.
 #[derive(Debug)]
 pub(super) struct VeraConfig {
     selection: Selection,
     rank: usize,
+    origin: Origin,
+}
+
+/// Where the shared matrices come from.
+#[derive(Debug, Clone, Copy)]
+enum Origin {
+    /// The file with the weights.
+    Saved,
+    /// PyTorch's generator, with this seed.
+    Drawn(u64),
+}
+
+/// A linear layer as it is in the base's files: there it may be a part of another.
+struct Placed {
+    /// Whether that one is adapted.
+    selected: Selected,
+    /// Its rows of that one's.
+    rows: Range<usize>,
+    /// `[out, in]` of that one.
+    whole: [usize; 2],
 }
 
 /// What all layers share.
@@ -47,28 +75,50 @@ impl VeraConfig {
     /// Takes and checks all of `options`.
     pub(super) fn take(options: &mut Options<'_>) -> Result<Self, AdapterError> {
         options.one_of("bias", &["none"])?;
-        if options.has(SAVED) && !options.flag(SAVED)? {
-            return Err(options.problem(
-                SAVED,
-                "is false, and only PyTorch draws its matrices again; save the adapter with save_projection=True",
-            ));
-        }
+        let key = options.seed(KEY)?.unwrap_or(0);
+        let is_saved = !options.has(SAVED) || options.flag(SAVED)?;
+        let origin = if is_saved { Origin::Saved } else { Origin::Drawn(key) };
         let selection = Selection::take(options)?.with_layers(options)?;
         let rank = options.count("r")?.unwrap_or(256);
         if rank == 0 || rank > MAX_RANK {
             return Err(options.problem("r", format!("is {rank}, which is not between 1 and {MAX_RANK}")));
         }
         options.refuse_the_rest(&HISTORY)?;
-        Ok(Self { selection, rank })
+        Ok(Self { selection, rank, origin })
     }
 
-    /// Takes what all layers share.
-    pub(super) fn projections(&self, weights: &mut WeightFile<'_>) -> Result<Projections, AdapterError> {
+    /// What all layers share: taken, or drawn.
+    pub(super) fn projections(
+        &self,
+        weights: &mut WeightFile<'_>,
+        model: &ModelConfig,
+    ) -> Result<Projections, AdapterError> {
+        match self.origin {
+            Origin::Saved => self.saved(weights),
+            Origin::Drawn(seed) => self.drawn(weights.path(), model, seed),
+        }
+    }
+
+    fn saved(&self, weights: &mut WeightFile<'_>) -> Result<Projections, AdapterError> {
         let (a, b) = (weights.required("base_model.vera_A")?, weights.required("base_model.vera_B")?);
         let inputs = a.1.shape.last().copied().unwrap_or_default();
         let outputs = b.1.shape.first().copied().unwrap_or_default();
         let numbers = |named, shape| decode(weights.path(), &weights.matrix(named, shape)?);
         let (a, b) = (numbers(a, [self.rank, inputs])?, numbers(b, [outputs, self.rank])?);
+        Ok(Projections { a, inputs, b, outputs, bytes: 0 })
+    }
+
+    /// What PEFT drew from this seed (`_init_vera_A_vera_B`): A, then B, of the most inputs and the most outputs of adapted layers.
+    fn drawn(&self, path: &Path, model: &ModelConfig, seed: u64) -> Result<Projections, AdapterError> {
+        let [mut outputs, mut inputs] = [0, 0];
+        for place in linear_layers(model) {
+            let Placed { selected: Selected::Yes, whole, .. } = self.placed(model, place)? else { continue };
+            [outputs, inputs] = [outputs.max(whole[0]), inputs.max(whole[1])];
+        }
+        check_bytes(path, factor_bytes(self.rank, [outputs, inputs]))?;
+        let mut generator = TorchGenerator::new(seed);
+        let a = generator.kaiming_uniform([self.rank, inputs]);
+        let b = generator.kaiming_uniform([outputs, self.rank]);
         Ok(Projections { a, inputs, b, outputs, bytes: 0 })
     }
 
@@ -81,24 +131,28 @@ impl VeraConfig {
         (layer, target): (usize, Target),
     ) -> Result<Option<StoredModule<'static>>, AdapterError> {
         let name = module_name(layer, target);
-        let (module, selected) = self.selection.named(model, (layer, target))?;
+        let Placed { selected, rows, whole } = self.placed(model, (layer, target))?;
         let names = ["d", "b"].map(|part| format!("{name}.vera_lambda_{part}"));
         let Some([d, b]) = weights.take_all(&name, names, selected)? else { return Ok(None) };
-        let [rows, cols] = linear_shape(model, target);
-        // A part of a layer that is one in the base's files has its rows of that one's B.
-        let fused = Fused::of(model, target).filter(|_| module != name);
-        let begin = fused.map_or(0, |fused| fused.rows.start);
-        shared.check(weights, [begin + rows, cols], self.rank)?;
+        let cols = whole[1];
+        shared.check(weights, [rows.end, cols], self.rank)?;
         let d = decode(weights.path(), &weights.vector(d, self.rank)?)?;
-        let b = decode(weights.path(), &weights.vector(b, rows)?)?;
-        shared.bytes += 4 * (self.rank * (rows + cols)) as u64;
-        if shared.bytes > MAX_VERA_BYTES {
-            let (path, limit) = (weights.path().to_path_buf(), MAX_VERA_BYTES);
-            return Err(AdapterError::TooLarge { path, limit });
-        }
-        let (a, b) = (shared.scaled_a(&d, cols), shared.scaled_b(&b, begin, self.rank));
+        let b = decode(weights.path(), &weights.vector(b, rows.len())?)?;
+        shared.bytes += factor_bytes(self.rank, [rows.len(), cols]);
+        check_bytes(weights.path(), shared.bytes)?;
+        let (a, b) = (shared.scaled_a(&d, cols), shared.scaled_b(&b, rows.start, self.rank));
         let (a, b) = (factor(format!("{name} (A)"), &a), factor(format!("{name} (B)"), &b));
         Ok(Some(StoredModule { layer, target, rank: self.rank, scale: 1.0, a, b }))
+    }
+
+    /// Where a linear layer is in the base's files, and whether it is adapted.
+    fn placed(&self, model: &ModelConfig, (layer, target): (usize, Target)) -> Result<Placed, AdapterError> {
+        let (module, selected) = self.selection.named(model, (layer, target))?;
+        let [outputs, inputs] = linear_shape(model, target);
+        // A part of a layer that is one in the base's files has its rows of that one's B.
+        let fused = Fused::of(model, target).filter(|_| module != module_name(layer, target));
+        let (rows, outputs) = fused.map_or((0..outputs, outputs), |fused| (fused.rows, fused.all_rows));
+        Ok(Placed { selected, rows, whole: [outputs, inputs] })
     }
 }
 
@@ -136,6 +190,19 @@ impl Projections {
         let rows = self.b.chunks_exact(rank).skip(begin).zip(b);
         rows.flat_map(|(row, scale)| row.iter().map(move |value| value * scale)).collect()
     }
+}
+
+/// Bytes of two factors of a layer with so many outputs and inputs.
+fn factor_bytes(rank: usize, [outputs, inputs]: [usize; 2]) -> u64 {
+    (size_of::<f32>() * rank * (outputs + inputs)) as u64
+}
+
+/// Refuses what comes to more than a file may have.
+fn check_bytes(path: &Path, bytes: u64) -> Result<(), AdapterError> {
+    if bytes > MAX_VERA_BYTES {
+        return Err(AdapterError::TooLarge { path: path.to_path_buf(), limit: MAX_VERA_BYTES });
+    }
+    Ok(())
 }
 
 fn factor(name: String, values: &[f32]) -> StoredMatrix<'static> {

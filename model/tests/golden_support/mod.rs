@@ -26,7 +26,7 @@ struct IndexedModel {
     adapters: Vec<String>,
     /// Several adapters at once, each with a weight behind a colon.
     sums: Vec<String>,
-    /// DoRAs, and those of embeddings: a kind, and a name.
+    /// DoRAs, those of embeddings, VeRAs that are drawn: a kind, and a name.
     others: Vec<String>,
 }
 

@@ -2,6 +2,8 @@
 
 use std::{io, path::PathBuf};
 
+use files::weight_files::WeightFilesError;
+
 use crate::{
     shape::layout::LayoutError,
     sources::{hf_config::HfConfigError, safetensors::file::SafetensorsFormatError},
@@ -26,14 +28,9 @@ pub enum SafetensorsSourceError {
         /// What is wrong.
         source: HfConfigError,
     },
-    /// The list of weight files is broken.
-    #[error("{} is not a usable list of weight files: {reason}; fetch the model again", path.display())]
-    Index {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        reason: String,
-    },
+    /// The list of weight files is no use.
+    #[error(transparent)]
+    Files(#[from] WeightFilesError),
     /// A weight file is broken.
     #[error("{} is not a usable safetensors file: {source}; fetch the file again", path.display())]
     Weights {

@@ -1,16 +1,12 @@
 //! The weight files of a Hugging Face directory, mapped and checked: a single one, or a sharded set of them.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::BTreeMap,
     path::{Path, PathBuf},
 };
 
-use files::{
-    model_files::{INDEX_FILE, SINGLE_FILE},
-    small_json, whole_file,
-};
+use files::weight_files::weight_files;
 use safetensors::Dtype;
-use serde::Deserialize;
 use shmproto::file::MappedFile;
 
 use crate::sources::safetensors::{
@@ -18,12 +14,8 @@ use crate::sources::safetensors::{
     file::{Contents, OtherTensor, StoredTensor, read_all_contents},
 };
 
-/// Bytes of the list of weight files.
-const MAX_INDEX_BYTES: u64 = 1 << 24;
 /// Bytes of a weight file's header.
 const MAX_HEADER_BYTES: u64 = 1 << 24;
-/// Weight files of a model.
-const MAX_SHARDS: usize = 1 << 10;
 
 /// What is done about tensors of types that are not computed with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -145,33 +137,5 @@ impl Shards {
     /// False if a file was written to since it was opened.
     pub(crate) fn unchanged(&self) -> bool {
         self.files.iter().all(|file| file.map.unchanged())
-    }
-}
-
-/// The names of a directory's weight files.
-fn weight_files(directory: &Path) -> Result<BTreeSet<String>, SafetensorsSourceError> {
-    let path = directory.join(INDEX_FILE);
-    let json = whole_file::read_if_there(&path, MAX_INDEX_BYTES)
-        .map_err(|source| SafetensorsSourceError::Read { path: path.clone(), source })?;
-    match json {
-        None => Ok(BTreeSet::from([SINGLE_FILE.to_owned()])),
-        Some(json) => shard_names(&json).map_err(|reason| SafetensorsSourceError::Index { path, reason }),
-    }
-}
-
-fn shard_names(json: &[u8]) -> Result<BTreeSet<String>, String> {
-    #[derive(Deserialize)]
-    struct Index {
-        weight_map: HashMap<String, String>,
-    }
-    let index: Index = small_json::parse(json).map_err(|error| error.to_string())?;
-    let names: BTreeSet<String> = index.weight_map.into_values().collect();
-    if names.is_empty() || names.len() > MAX_SHARDS {
-        return Err(format!("it names {} files, and 1 to {MAX_SHARDS} are read", names.len()));
-    }
-    // A name that leads out of the directory would read what nobody asked for.
-    match names.iter().find(|name| Path::new(name).file_name() != Some(name.as_ref())) {
-        Some(name) => Err(format!("\"{}\" is not a plain file name", name.escape_debug())),
-        None => Ok(names),
     }
 }

@@ -1,0 +1,132 @@
+//! How many parameters a model has, by the shapes of its tensors: for who lists models, and for nothing else.
+
+use std::{fs::File, io::Read, path::Path};
+
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use shmproto::file::open_regular;
+
+use crate::{gguf::GgufFile, small_json, weight_files::weight_files};
+
+/// Bytes of a weight file's header.
+const MAX_HEADER_BYTES: u64 = 1 << 24;
+
+/// The entry of a header that is no tensor.
+const METADATA: &str = "__metadata__";
+
+/// What GPTQ and AWQ keep beside the words of a linear layer's codes.
+const BESIDE_CODES: [&str; 3] = [".qzeros", ".scales", ".g_idx"];
+
+/// How the linear layers of a directory are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stored {
+    /// As numbers.
+    Plain,
+    /// As GPTQ and AWQ do: codes of so many bits, several to a word of 32.
+    Codes {
+        /// Of a code.
+        bits: u64,
+    },
+}
+
+/// A tensor in the header of a weight file.
+#[derive(Deserialize)]
+struct Tensor {
+    dtype: String,
+    shape: Vec<u64>,
+}
+
+/// Those of a GGUF file.
+pub(crate) fn of_gguf(file: &GgufFile) -> Option<u64> {
+    let count: u64 = file.tensors().map(|(_, tensor)| (tensor.rows() * tensor.cols()) as u64).sum();
+    (count > 0).then_some(count)
+}
+
+/// Those of a directory of safetensors; `None` if its weights are not there or cannot be counted.
+pub(crate) fn of_directory(directory: &Path, stored: Stored) -> Option<u64> {
+    let names = weight_files(directory).ok()?;
+    names.iter().try_fold(0u64, |count, name| {
+        let header = header(&mut open_regular(&directory.join(name)).ok()?)?;
+        count.checked_add(of_header(&header, stored)?)
+    })
+}
+
+/// The table of contents that a weight file begins with, behind its length.
+fn header(file: &mut File) -> Option<Vec<u8>> {
+    let mut length = [0; size_of::<u64>()];
+    file.read_exact(&mut length).ok()?;
+    let length = Some(u64::from_le_bytes(length)).filter(|length| *length <= MAX_HEADER_BYTES)?;
+    let mut header = Vec::new();
+    let read = file.take(length).read_to_end(&mut header).ok()?;
+    (read as u64 == length).then_some(header)
+}
+
+fn of_header(header: &[u8], stored: Stored) -> Option<u64> {
+    let mut entries: Map<String, Value> = small_json::parse(header).ok()?;
+    entries.remove(METADATA);
+    entries.into_iter().try_fold(0u64, |count, (name, entry)| {
+        count.checked_add(of_tensor(&name, &serde_json::from_value(entry).ok()?, stored)?)
+    })
+}
+
+/// Numbers that are no floats are masks and places, unless they are words of codes.
+fn of_tensor(name: &str, tensor: &Tensor, stored: Stored) -> Option<u64> {
+    let elements = tensor.shape.iter().try_fold(1u64, |product, size| product.checked_mul(*size))?;
+    let is_float = tensor.dtype.starts_with('F') || tensor.dtype == "BF16";
+    match stored {
+        Stored::Codes { bits } if name.ends_with(".qweight") => Some(elements.checked_mul(32)? / bits),
+        Stored::Codes { .. } if BESIDE_CODES.iter().any(|part| name.ends_with(part)) => Some(0),
+        _ => Some(if is_float { elements } else { 0 }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::model_files::{INDEX_FILE, SINGLE_FILE};
+
+    fn write(directory: &Path, name: &str, tensors: &Value) {
+        let header = tensors.to_string();
+        let bytes = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &[0; 64]].concat();
+        std::fs::write(directory.join(name), bytes).unwrap();
+    }
+
+    #[test]
+    fn floats_of_all_weight_files_are_counted() {
+        let directory = tempfile::tempdir().unwrap();
+        let tensor =
+            |kind: &str, shape: &[u64]| json!({ "dtype": kind, "shape": shape, "data_offsets": [0, 0] });
+        let plain = || of_directory(directory.path(), Stored::Plain);
+        assert_eq!(plain(), None, "no weights are there");
+        let first = json!({ "a": tensor("BF16", &[3, 5]), "mask": tensor("BOOL", &[9, 9]), METADATA: { "format": "pt" } });
+        write(directory.path(), SINGLE_FILE, &first);
+        assert_eq!(plain(), Some(15));
+        write(
+            directory.path(),
+            "b.safetensors",
+            &json!({ "b": tensor("F32", &[7]), "one": tensor("F16", &[]) }),
+        );
+        let index = json!({ "weight_map": { "a": SINGLE_FILE, "b": "b.safetensors" } });
+        std::fs::write(directory.path().join(INDEX_FILE), index.to_string()).unwrap();
+        assert_eq!(plain(), Some(15 + 7 + 1));
+        for broken in [json!({ "a": 1 }), json!({ "a": tensor("F32", &[u64::MAX, 2]) }), json!([])] {
+            write(directory.path(), SINGLE_FILE, &broken);
+            assert_eq!(plain(), None, "{broken}");
+        }
+        std::fs::write(directory.path().join(SINGLE_FILE), u64::MAX.to_le_bytes()).unwrap();
+        assert_eq!(plain(), None, "a header longer than any");
+    }
+
+    #[test]
+    fn a_quantized_layer_has_as_many_parameters_as_codes() {
+        let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/models");
+        // Embedding and head, and of each layer attention, feed-forward and norms; of 64 features, 96 of the feed-forward.
+        let layer = 2 * 64 * 64 + 2 * 32 * 64 + 3 * 96 * 64 + 2 * 64;
+        let expected = 2 * 320 * 64 + 2 * layer + 64;
+        for (name, bits) in [("llama-gptq", 4), ("llama-awq", 4), ("llama-gptq8", 8)] {
+            assert_eq!(of_directory(&golden.join(name), Stored::Codes { bits }), Some(expected), "{name}");
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! The uniform numbers that PyTorch draws on a CPU from a seed, to the last bit.
+//!
+//! Its generator is mt19937, of whose words a float takes the lower 24 bits (`at::transformation::uniform_real`). They are scaled as its
+//! kernels for AVX2 and newer do, with one rounding; those for older processors round twice, and are off by a last bit.
+
+use rand_mt::Mt;
+
+/// Bits of a word that a float of 32 bits takes.
+const DRAWN_BITS: u32 = f32::MANTISSA_DIGITS;
+
+/// `torch.Generator(device="cpu")`.
+pub(super) struct TorchGenerator(Mt);
+
+impl TorchGenerator {
+    /// As after `manual_seed`, which takes the lower half of a seed.
+    #[expect(clippy::cast_possible_truncation, reason = "so does PyTorch")]
+    pub(super) fn new(seed: u64) -> Self {
+        Self(Mt::new(seed as u32))
+    }
+
+    /// A matrix `[rows, cols]` as PEFT's `_kaiming_init` draws it: uniform, with a variance of `2 / cols`.
+    pub(super) fn kaiming_uniform(&mut self, [rows, cols]: [usize; 2]) -> Vec<f32> {
+        // In the order of PyTorch's own operations, so that the bound has the same bits.
+        let deviation = 2f64.sqrt() / (cols as f64).sqrt();
+        self.uniform(rows * cols, 3f64.sqrt() * deviation)
+    }
+
+    /// So many numbers from `-bound` up to `bound`.
+    #[expect(clippy::cast_possible_truncation, reason = "rounded, as PyTorch does")]
+    fn uniform(&mut self, count: usize, bound: f64) -> Vec<f32> {
+        let (from, to) = (-bound as f32, bound as f32);
+        let step = 1.0 / (1u32 << DRAWN_BITS) as f32;
+        let mut draw = || {
+            let word = self.0.next_u32() & ((1 << DRAWN_BITS) - 1);
+            (word as f32 * step).mul_add(to - from, from)
+        };
+        (0..count).map(|_| draw()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The bits of PEFT's `_kaiming_init` of `[3, 300]` and then of `[7, 3]`, with this key: the first three and the last three of one, the
+    /// first two and the last two of the other.
+    fn drawn(key: u64) -> Vec<u32> {
+        let mut generator = TorchGenerator::new(key);
+        let (a, b) = (generator.kaiming_uniform([3, 300]), generator.kaiming_uniform([7, 3]));
+        assert_eq!((a.len(), b.len()), (900, 21));
+        let shown = [&a[..3], &a[897..], &b[..2], &b[19..]].concat();
+        shown.into_iter().map(f32::to_bits).collect()
+    }
+
+    #[test]
+    fn numbers_have_the_bits_that_pytorch_draws_from_the_same_key() {
+        let of_5 = [
+            0x3dbf_4d65,
+            0xbdd8_9468,
+            0x3dec_081b,
+            0xbb30_bb86,
+            0x3cfc_b174,
+            0x3d9b_b82c,
+            0xbea5_4375,
+            0xbf84_6d0a,
+            0xbf7d_4589,
+            0xbf49_48a3,
+        ];
+        assert_eq!(drawn(5), of_5);
+        assert_eq!(drawn((1 << 40) + 5), of_5, "the lower half of a key counts");
+        let of_minus_3 = [
+            0x3d10_a8a7,
+            0x3b0c_2804,
+            0xbe0c_4654,
+            0xbd4b_1c8d,
+            0xbddb_90f4,
+            0xbd84_d8cc,
+            0x3f21_4a76,
+            0x3e8f_8599,
+            0xbf97_5eff,
+            0x3e20_2344,
+        ];
+        assert_eq!(drawn((-3i64).cast_unsigned()), of_minus_3);
+    }
+}
