@@ -68,7 +68,7 @@ fn contest(case: String, unit: &'static str, target: Option<Target>) -> Contest 
 }
 
 fn rates<D: Dialect>(server: &Server<D>, round: usize) -> Result<Rates> {
-    let rate = |says| Ok(server.burst(&jobs(says, round))?.decode_tokens_per_s());
+    let rate = |says| server.burst(&jobs(says, round)).map(|burst| burst.decode_tokens_per_s());
     Ok(Rates { formed: rate(Says::Form)?, free: rate(Says::Anything)? })
 }
 
