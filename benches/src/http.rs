@@ -11,7 +11,10 @@ use std::{
 
 use self::plain::agent;
 pub(crate) use self::plain::{get, get_as, post, post_json};
-use crate::{process::Process, workload::Job};
+use crate::{
+    process::Process,
+    workload::{Job, Says},
+};
 use anyhow::{Context, Result, anyhow, ensure};
 use serde_json::Value;
 
@@ -295,7 +298,8 @@ fn follow(body: impl Read, dialect: &impl Dialect, job: &Job, sent: Instant) -> 
 pub(crate) fn with_prompt(mut body: Value, job: &Job) -> Value {
     body["prompt"] = job.prompt.iter().copied().collect();
     body["stream"] = true.into();
-    body["ignore_eos"] = true.into();
+    // The form has no end here anyway, and we refuse to be asked for both.
+    body["ignore_eos"] = (job.says != Says::Form).into();
     body["temperature"] = 0.into();
     body
 }

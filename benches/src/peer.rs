@@ -12,7 +12,7 @@ use anyhow::{Context, Result, ensure};
 use files::gguf::GgufFile;
 
 pub(crate) use python::Python;
-pub(crate) use server::LlamaServer;
+pub(crate) use server::{LlamaServer, Start};
 
 use crate::config::Config;
 

@@ -9,7 +9,7 @@ use crate::{
     http::{Dialect, Server, post_json},
     measure::{Samples, alternate},
     ours::{Holobiont, NamedAdapter},
-    peer::LlamaServer,
+    peer::{LlamaServer, Start},
     report::{Better, Comparison, Rival, Target},
     workload::{Job, Says, Use},
 };
@@ -72,7 +72,8 @@ impl Servers {
         };
         let theirs = |name: &str, options: &[&str]| {
             let folder = setup.temporary(&format!("llama-server-{name}"));
-            LlamaServer::start_with(&setup.peer, &setup.peer.shipped, &[], &folder, options)
+            let start = Start { options, ..Start::default() };
+            LlamaServer::start_with(&setup.peer, &setup.peer.shipped, &start, &folder)
         };
         let by_itself = setup.config.draft_adapter.as_ref().map(|folder| {
             let adapter = NamedAdapter { name: "guesses".to_owned(), folder: folder.clone() };

@@ -1,17 +1,29 @@
-//! Answers of a form through HTTP: 8 streamed requests at once that write a list of objects, beside `llama-server`'s; and beside free ones, on
+//! Answers of a form through HTTP: 16 streamed requests at once that write a list of objects, beside `llama-server`'s; and beside free ones, on
 //! either side.
 
 use anyhow::Result;
 
-use super::setup::Setup;
+use super::{
+    contest::{Contest, Entries},
+    setup::Setup,
+};
 use crate::{
     http::{Dialect, Server},
-    measure::{Samples, alternate},
+    measure::alternate,
     ours::Holobiont,
-    peer::LlamaServer,
-    report::{Better, Comparison, Rival, Target},
-    workload::{Job, Mix, Says, WARM_UP_ROUND, burst},
+    peer::{LlamaServer, Start, Weights},
+    report::{Better, Comparison, Target},
+    workload::{Job, Says, Use, WARM_UP_ROUND, prompt},
 };
+
+/// Requests at once.
+const STREAMS: usize = 16;
+/// Tokens of each prompt: few, since other streams decode while one is read.
+const PROMPT_TOKENS: usize = 16;
+/// Tokens of each answer.
+const GENERATED_TOKENS: usize = 64;
+/// What a form may leave of our tokens a second.
+const SHARE: Target = Target::OursAtLeast(0.95);
 
 /// Tokens a second of both.
 struct Rates {
@@ -22,41 +34,52 @@ struct Rates {
 /// Every comparison of this benchmark.
 pub(super) fn run(setup: &Setup) -> Result<Vec<Comparison>> {
     let ours = Holobiont::start(&setup.holobiont, &[], &setup.temporary("holobiont-forms"))?;
-    let folder = setup.temporary("llama-server-forms");
-    let peer = LlamaServer::start(&setup.peer, &setup.peer.q4_0, &[], &folder)?;
+    let (same_file, fastest) = (start(setup, &setup.peer.shipped)?, start(setup, &setup.peer.q4_0)?);
     // Grammars are made, and vocabularies looked through, before anything is measured.
     rates(&ours, WARM_UP_ROUND)?;
-    rates(&peer, WARM_UP_ROUND)?;
-    let [ours, peer] = alternate(
+    rates(&same_file, WARM_UP_ROUND)?;
+    rates(&fastest, WARM_UP_ROUND)?;
+    let [ours, same_file, fastest] = alternate(
         setup.config.runs,
-        [Box::new(|round| rates(&ours, round)), Box::new(|round| rates(&peer, round))],
+        [
+            Box::new(|round| rates(&ours, round)),
+            Box::new(|round| rates(&same_file, round)),
+            Box::new(|round| rates(&fastest, round)),
+        ],
     )?;
-    let row = |case: &str, unit, figure: &dyn Fn(&Rates) -> f64, target| -> Result<Comparison> {
-        let rival = Rival {
-            name: "llama-server".to_owned(),
-            format: setup.peer.q4_0.format.clone(),
-            samples: Samples::of(&peer, figure)?,
-        };
-        let (case, ours) = (case.to_owned(), Samples::of(&ours, figure)?);
-        Ok(Comparison { bench: "forms", case, unit, better: Better::Higher, ours, rival, target })
-    };
-    Ok(vec![
-        row("8 streams of a form, decode", "tokens/s", &|rates| rates.formed, None)?,
-        row("8 free streams, decode", "tokens/s", &|rates| rates.free, None)?,
-        row(
-            "of a form beside free",
-            "share",
-            &|rates| rates.formed / rates.free,
-            Some(Target::OursAtLeast(0.95)),
-        )?,
-    ])
+    let entries = Entries { ours, same_file, fastest };
+    let formed = contest(format!("{STREAMS} streams of a form, decode"), "tokens/s", None);
+    let free = contest(format!("{STREAMS} free streams, decode"), "tokens/s", None);
+    let share = contest("of a form beside free".to_owned(), "share", Some(SHARE));
+    let mut comparisons = entries.compare(setup, &formed, |rates| rates.formed)?;
+    comparisons.extend(entries.compare(setup, &free, |rates| rates.free)?);
+    comparisons.extend(entries.compare(setup, &share, |rates| rates.formed / rates.free)?);
+    Ok(comparisons)
+}
+
+fn start(setup: &Setup, weights: &Weights) -> Result<LlamaServer> {
+    let folder = setup.temporary(&format!("llama-server-forms-{}", weights.format));
+    LlamaServer::start_with(&setup.peer, weights, &Start { slots: STREAMS, ..Start::default() }, &folder)
+}
+
+fn contest(case: String, unit: &'static str, target: Option<Target>) -> Contest {
+    let (better, rival) = (Better::Higher, "llama-server");
+    Contest { bench: "forms", case, unit, better, rival, targets: [target, None] }
 }
 
 fn rates<D: Dialect>(server: &Server<D>, round: usize) -> Result<Rates> {
-    // No prompt comes twice.
-    let rate = |says, round| {
-        let jobs: Vec<Job> = burst(Mix::Base, round).into_iter().map(|job| Job { says, ..job }).collect();
-        server.burst(&jobs).map(|burst| burst.decode_tokens_per_s())
+    let rate = |says| server.burst(&jobs(says, round)).map(|burst| burst.decode_tokens_per_s());
+    Ok(Rates { formed: rate(Says::Form)?, free: rate(Says::Anything)? })
+}
+
+/// Those of a round; no prompt comes twice.
+fn jobs(says: Says, round: usize) -> Vec<Job> {
+    let burst = 2 * round + usize::from(says == Says::Form);
+    let job = |stream| Job {
+        prompt: prompt((burst * STREAMS + stream) as u64, PROMPT_TOKENS),
+        who: Use::Base,
+        generate: GENERATED_TOKENS,
+        says,
     };
-    Ok(Rates { formed: rate(Says::Form, 2 * round)?, free: rate(Says::Anything, 2 * round + 1)? })
+    (0..STREAMS).map(job).collect()
 }

@@ -28,16 +28,33 @@ pub(crate) struct Native {
 /// llama-server, ready to answer.
 pub(crate) type LlamaServer = Server<Native>;
 
+/// What it is started with, besides its weights.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Start<'a> {
+    /// GGUF files.
+    pub(crate) adapters: &'a [PathBuf],
+    /// How many requests it computes together.
+    pub(crate) slots: usize,
+    /// More of its options.
+    pub(crate) options: &'a [&'a str],
+}
+
+impl Default for Start<'_> {
+    fn default() -> Self {
+        Self { adapters: &[], slots: STREAMS, options: &[] }
+    }
+}
+
 impl LlamaServer {
     /// Starts it with a slot for each stream and `adapters` (GGUF files), and waits until it is ready.
     ///
     /// # Errors
     /// If it does not start.
     pub(crate) fn start(peer: &Peer, weights: &Weights, adapters: &[PathBuf], folder: &Path) -> Result<Self> {
-        Self::start_with(peer, weights, adapters, folder, &[])
+        Self::start_with(peer, weights, &Start { adapters, ..Start::default() }, folder)
     }
 
-    /// As [`LlamaServer::start`], with more `options`.
+    /// As [`LlamaServer::start`], as `start` says.
     ///
     /// Its cache of old prompts is off: no prompt comes twice, and the cache would only cost it memory.
     ///
@@ -46,9 +63,8 @@ impl LlamaServer {
     pub(crate) fn start_with(
         peer: &Peer,
         weights: &Weights,
-        adapters: &[PathBuf],
+        &Start { adapters, slots, options }: &Start<'_>,
         folder: &Path,
-        options: &[&str],
     ) -> Result<Self> {
         std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
         let port = free_port()?;
@@ -58,8 +74,8 @@ impl LlamaServer {
             ("--port", usize::from(port)),
             ("-t", peer.threads),
             ("-tb", peer.threads),
-            ("-np", STREAMS),
-            ("-c", STREAMS * SLOT_TOKENS),
+            ("-np", slots),
+            ("-c", slots * SLOT_TOKENS),
         ] {
             command.arg(option).arg(value.to_string());
         }
