@@ -11,10 +11,7 @@ use std::{
 
 use self::plain::agent;
 pub(crate) use self::plain::{get, get_as, post, post_json};
-use crate::{
-    process::Process,
-    workload::{Job, Says},
-};
+use crate::{process::Process, workload, workload::Job};
 use anyhow::{Context, Result, anyhow, ensure};
 use serde_json::Value;
 
@@ -294,12 +291,11 @@ fn follow(body: impl Read, dialect: &impl Dialect, job: &Job, sent: Instant) -> 
     Ok(Timeline { sent, first, last, tokens, cached })
 }
 
-/// A request body's share that both dialects have in common: nothing is sampled, nothing ends a text early.
+/// What the bodies of both dialects share: nothing is sampled, nothing ends a text early (forms have no end here, and we refuse both).
 pub(crate) fn with_prompt(mut body: Value, job: &Job) -> Value {
     body["prompt"] = job.prompt.iter().copied().collect();
     body["stream"] = true.into();
-    // The form has no end here anyway, and we refuse to be asked for both.
-    body["ignore_eos"] = (job.says != Says::Form).into();
+    body["ignore_eos"] = (job.says != workload::Says::Form).into();
     body["temperature"] = 0.into();
     body
 }

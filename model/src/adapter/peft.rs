@@ -17,17 +17,14 @@ use super::{
     method::{AnyAdapter, DraftShape},
     options::Options,
     prefix::PrefixConfig,
+    selection::linear_layers,
     stored_vocabulary::{StoredVocabulary, assemble_vocabulary},
     vera::VeraConfig,
     weight_file::WeightFile,
     writing::{CONFIG_FILE, WEIGHT_FILE},
 };
 use crate::{
-    shape::{
-        config::ModelConfig,
-        layout::{layer_targets, linear_shape},
-        source::Target,
-    },
+    shape::{config::ModelConfig, layout::linear_shape, source::Target},
     sources::hf_names::module_name,
 };
 
@@ -241,11 +238,4 @@ fn without_weights(directory: &Path, weights: PathBuf) -> AdapterError {
         return AdapterError::Pickle { path: pickle };
     }
     AdapterError::Read { path: weights, source: io::ErrorKind::NotFound.into() }
-}
-
-/// Every linear layer of the base model.
-pub(super) fn linear_layers(model: &ModelConfig) -> impl Iterator<Item = (usize, Target)> {
-    (0..model.layers)
-        .flat_map(|layer| layer_targets(model, layer).iter().map(move |&target| (layer, target)))
-        .chain([(0, Target::LmHead)])
 }

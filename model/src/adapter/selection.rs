@@ -8,7 +8,7 @@ use super::{
     patterns::{Layers, Names},
 };
 use crate::{
-    shape::{config::ModelConfig, source::Target},
+    shape::{config::ModelConfig, layout::layer_targets, source::Target},
     sources::{
         fused::Fused,
         hf_names::{fused_module_name, module_name},
@@ -89,4 +89,11 @@ impl Selection {
             Some(layers) => layers.select(module).map_err(problem("layers_pattern")),
         }
     }
+}
+
+/// Every linear layer of the base model.
+pub(super) fn linear_layers(model: &ModelConfig) -> impl Iterator<Item = (usize, Target)> {
+    (0..model.layers)
+        .flat_map(|layer| layer_targets(model, layer).iter().map(move |&target| (layer, target)))
+        .chain([(0, Target::LmHead)])
 }

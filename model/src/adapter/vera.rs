@@ -13,8 +13,7 @@ use super::{
     limits::{MAX_RANK, MAX_VERA_BYTES},
     matrix::{StoredMatrix, StoredModule, decode},
     options::Options,
-    peft::linear_layers,
-    selection::{Selected, Selection},
+    selection::{Selected, Selection, linear_layers},
     torch_random::TorchGenerator,
     weight_file::WeightFile,
 };

@@ -292,7 +292,7 @@ impl Shared {
 
     fn broken(&self, broken: Broken) -> DatabaseError {
         match broken {
-            Broken::Before(error) if is_full(&error) => DatabaseError::Full,
+            Broken::Before(error) if postgres::is_full(&error) => DatabaseError::Full,
             Broken::Before(error) => self.unreachable(&said(&error)),
             Broken::Committing(error) => self.unclear(said(&error)),
         }
@@ -386,13 +386,6 @@ impl Shared {
             Err(_) => Ok(()),
         }
     }
-}
-
-/// The server's code for a full disk.
-const DISK_FULL: &str = "53100";
-
-fn is_full(error: &sqlx::Error) -> bool {
-    error.as_database_error().and_then(|error| error.code()).as_deref() == Some(DISK_FULL)
 }
 
 /// An error with its causes, in one line.

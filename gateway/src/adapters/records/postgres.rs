@@ -27,6 +27,14 @@ const KEPT_CHANGES: i64 = 10_000;
 /// Held while the layout is made: the first gateways of a fleet start together.
 const LAYOUT_LOCK: i64 = 0x686f_6c6f_6269_6f6e;
 
+/// The server's code for a full disk.
+const DISK_FULL: &str = "53100";
+
+/// Whether the server's disk is.
+pub(super) fn is_full(error: &sqlx::Error) -> bool {
+    error.as_database_error().and_then(|error| error.code()).as_deref() == Some(DISK_FULL)
+}
+
 /// Why there is no change.
 #[derive(Debug)]
 pub(crate) enum Broken {
