@@ -1,8 +1,8 @@
 """A pool of pads on a disk, as ``holobiont-client pads prepare`` makes it: each of them is taken out once.
 
 A pad is burnt before it is used: the journal says that it is gone, and is on the disk, before it is read; a process or a machine
-that dies loses what it has burnt, and uses nothing twice. One that ends in order says what it has not taken. One process holds a pool. Files and rules are those of
-``client/src/masking/pads``; their hashes are BLAKE3, of the package `blake3`.
+that dies loses what it has burnt, and uses nothing twice; one that ends in order gives back what it has not taken. One process
+holds a pool. Files and rules are those of ``client/src/masking/pads``; their hashes are BLAKE3, of the package `blake3`.
 """
 
 from __future__ import annotations

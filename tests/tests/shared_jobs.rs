@@ -28,6 +28,18 @@ fn door(postgres: &Postgres, bucket: &Bucket) -> Deployment {
     host(postgres, bucket).set("MAX_TRAINERS", "0").start()
 }
 
+/// Two hosts, and data that jobs learn from.
+fn two(postgres: &Postgres, bucket: &Bucket) -> (Deployment, Deployment, String) {
+    let (first, second) = (host(postgres, bucket).start(), host(postgres, bucket).start());
+    let file = first.client.upload("pirate.jsonl", &jobs::data());
+    (first, second, file)
+}
+
+/// The one of two hosts that works on the only job, and the other.
+fn by_work(first: Deployment, second: Deployment) -> (Deployment, Deployment) {
+    if first.trainers().is_empty() { (second, first) } else { (first, second) }
+}
+
 /// What of training lies in the bucket.
 fn kept(bucket: &Bucket) -> Vec<String> {
     bucket.names().into_iter().filter(|name| name.starts_with("adapters/training/")).collect()
@@ -45,15 +57,14 @@ fn only_files_stay(bucket: &Bucket, files: usize) {
 fn a_job_whose_host_is_lost_goes_on_on_another_to_the_same_bits() {
     watched(|| {
         let Some((postgres, bucket)) = servers::both() else { return };
-        let (first, second) = (host(&postgres, &bucket).start(), host(&postgres, &bucket).start());
-        let file = first.client.upload("pirate.jsonl", &jobs::data());
+        let (first, second, file) = two(&postgres, &bucket);
         let order = |suffix: &str| jobs::order(&file, suffix, FEW_EPOCHS);
         let whole = jobs::create(&second.client, &order("whole"));
         let whole = jobs::generation(&first.client, &whole);
         let id = jobs::create(&first.client, &order("moved"));
         jobs::wait_for_checkpoint(&second.client, &id);
         assert!(kept(&bucket).iter().any(|name| name.contains("/checkpoint")), "{:?}", kept(&bucket));
-        let (lost, left) = if first.trainers().is_empty() { (second, first) } else { (first, second) };
+        let (lost, left) = by_work(first, second);
         assert_eq!((lost.trainers().len(), left.trainers().len()), (1, 0), "one works on it");
         lost.kill_supervisor();
         assert_eq!(jobs::generation(&left.client, &id), whole);
@@ -186,14 +197,13 @@ fn a_gateway_that_is_killed_under_a_job_takes_it_up_again() {
 fn a_bucket_that_is_gone_and_then_has_another_checkpoint_costs_steps_and_no_bit() {
     watched(|| {
         let Some((postgres, bucket)) = servers::both() else { return };
-        let (first, second) = (host(&postgres, &bucket).start(), host(&postgres, &bucket).start());
-        let file = first.client.upload("pirate.jsonl", &jobs::data());
+        let (first, second, file) = two(&postgres, &bucket);
         let order = |suffix: &str| jobs::order(&file, suffix, FEW_EPOCHS);
         let whole = jobs::create(&first.client, &order("whole"));
         let whole = jobs::generation(&first.client, &whole);
         let id = jobs::create(&first.client, &order("astray"));
         assert!(jobs::made(&second.client, &id, 1));
-        let (held, free) = if first.trainers().is_empty() { (second, first) } else { (first, second) };
+        let (held, free) = by_work(first, second);
         bucket.wire.set(Harm::Gone);
         let refused = Fault::Refused { status: 503, code: "adapter_store_unavailable".to_owned() };
         assert_eq!(held.client.try_upload("more.jsonl", &jobs::data()), Err(refused));
@@ -221,14 +231,13 @@ fn a_bucket_that_is_gone_and_then_has_another_checkpoint_costs_steps_and_no_bit(
 fn a_host_that_stops_for_a_while_has_lost_its_job_and_says_no_more_of_it() {
     watched(|| {
         let Some((postgres, bucket)) = servers::both() else { return };
-        let (first, second) = (host(&postgres, &bucket).start(), host(&postgres, &bucket).start());
-        let file = first.client.upload("pirate.jsonl", &jobs::data());
+        let (first, second, file) = two(&postgres, &bucket);
         let order = |suffix: &str| jobs::order(&file, suffix, FEW_EPOCHS);
         let whole = jobs::create(&first.client, &order("whole"));
         let whole = jobs::generation(&first.client, &whole);
         let id = jobs::create(&first.client, &order("stopped"));
         jobs::wait_for_checkpoint(&second.client, &id);
-        let (held, free) = if first.trainers().is_empty() { (second, first) } else { (first, second) };
+        let (held, free) = by_work(first, second);
         let trainers = held.trainers();
         let all = |how| {
             held.signal(Process::Gateway, how);

@@ -210,7 +210,8 @@ pub(super) fn decode(path: &Path, matrix: &StoredMatrix<'_>) -> Result<Vec<f32>,
     Ok(numbers)
 }
 
-/// Checks that all numbers of a matrix with rows of so many are finite, row by row: all of them decoded would take as much memory again, or twice.
+/// Checks that all numbers of a matrix with rows of so many are finite, row by row: all of them decoded would take as much memory
+/// again, or twice.
 pub(super) fn check_rows(path: &Path, matrix: &StoredMatrix<'_>, width: usize) -> Result<(), AdapterError> {
     let row_bytes = matrix.kind.row_bytes(width).unwrap_or(0).max(1);
     let mut rows = matrix.bytes.chunks(row_bytes).enumerate();

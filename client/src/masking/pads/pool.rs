@@ -7,8 +7,9 @@
 //! ```
 //!
 //! Before a pad is used, the journal says that it is gone, and is on the disk; so that a process, or a machine, that dies loses what
-//! it has burnt, and uses nothing twice. One that ends in order says what it has not taken. One process holds a pool. A copy of a pool is refused, because its original may be used too;
-//! no program can tell a disk that was put back to an earlier state: never do that to a pool.
+//! it has burnt, and uses nothing twice; one that ends in order gives back what it has not taken. One process holds a pool. A copy of
+//! a pool is refused, because its original may be used too; no program can tell a disk that was put back to an earlier state: never do
+//! that to a pool.
 
 use std::{
     fs::{self, DirBuilder, File, OpenOptions},
