@@ -122,12 +122,12 @@ fn examine(config: &CheckConfig) -> anyhow::Result<Report> {
     };
     let kind = adapter.kind();
     let prepared = Arc::new(prepared(&*source, &adapter)?);
-    let vocabulary = prepared.vocabulary();
+    let (vocabulary, modules) = (adapter.vocabulary(), adapter.modules());
     let adapter = adapter.adapter();
     Ok(Report::Usable(Facts {
         kind,
         generation: adapter.generation.to_string(),
-        modules: adapter.method.linear_layers() + vocabulary.map_or(0, VocabularyChanges::modules),
+        modules,
         rank: adapter.method.rank().max(vocabulary.map_or(0, VocabularyChanges::rank)),
         saved: vocabulary.map_or_else(Vec::new, VocabularyChanges::saved),
         virtual_tokens: adapter.method.virtual_tokens(),

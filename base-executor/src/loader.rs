@@ -144,7 +144,7 @@ fn load<L: Loader>(
     let (generation, method) = (adapter.adapter().generation, &adapter.adapter().method);
     let id = AdapterId::new(TenantId(call.owner), generation);
     let mut claim = budget.claim(id, loader.least_bytes(&adapter))?;
-    let (rank, modules) = (saturate(method.rank()), saturate(method.linear_layers()));
+    let (rank, modules) = (saturate(method.rank()), saturate(adapter.modules()));
     let (virtual_tokens, invocation) = (method.virtual_tokens(), method.invocation().cloned());
     failpoint::pass("executor.adapter_claimed");
     let Ready { adapter, bytes, role } = loader.prepare(adapter).map_err(|error| match error {

@@ -60,6 +60,8 @@ async fn sums_doras_embeddings_and_saved_modules_give_the_tokens_of_peft() {
         let mut gateway = Gateway::greet(&place.socket(), 1).await;
         let loaded = load(&mut gateway, parts).await;
         let ToGateway::AdapterLoaded(loaded) = loaded else { panic!("{file}: {loaded:?}") };
+        // One that changed nothing would be refused by the gateway.
+        assert!(loaded.modules > 0, "{file}");
         for (id, (prompt, greedy)) in (1..).zip(cases(file)) {
             let asked = request(id, prompt, u32::try_from(greedy.len()).unwrap());
             let (adapter, namespace) = (Some(loaded.adapter), loaded.generation);

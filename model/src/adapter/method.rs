@@ -105,13 +105,22 @@ impl AnyAdapter {
         }
     }
 
+    /// What it does to embedding and head, if it does.
+    #[must_use]
+    pub fn vocabulary(&self) -> Option<&VocabularyChanges> {
+        if let Self::Vocabulary(vocabulary) = self { Some(&vocabulary.changes) } else { None }
+    }
+
+    /// How much of the base it changes: linear layers, and embedding and head where they are changed otherwise.
+    #[must_use]
+    pub fn modules(&self) -> usize {
+        self.adapter().method.linear_layers() + self.vocabulary().map_or(0, VocabularyChanges::modules)
+    }
+
     /// Bytes it takes in memory at least, however it is kept there.
     #[must_use]
     pub fn least_bytes(&self) -> u64 {
-        let beside = match self {
-            Self::Vocabulary(vocabulary) => vocabulary.changes.bytes() as u64,
-            Self::Answers(_) | Self::Drafts(_) | Self::Decomposed(_) => 0,
-        };
+        let beside = self.vocabulary().map_or(0, |changes| changes.bytes() as u64);
         self.adapter().method.least_bytes() + beside
     }
 }
