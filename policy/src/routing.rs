@@ -18,7 +18,12 @@ pub mod seen;
 #[cfg(test)]
 mod tests;
 
-use std::{fmt, str::FromStr};
+use std::{
+    cmp::{Ordering, Reverse},
+    collections::BinaryHeap,
+    fmt,
+    str::FromStr,
+};
 
 use self::score::Rank;
 use crate::{
@@ -181,30 +186,58 @@ pub struct Choice {
 /// looks at. The order of `candidates` says nothing; their numbers must differ.
 #[must_use]
 pub fn choose(policy: Policy, asked: &Asked, candidates: &[Candidate], draw: u64) -> Option<Choice> {
-    let open = candidates.iter().filter(|candidate| candidate.availability == Availability::Open);
-    let ranked = open.map(|candidate| (rank(policy, asked, candidate, draw), candidate));
-    let (_, best) = ranked.min_by(|(rank, one), (other_rank, other)| {
-        rank.cmp(other_rank).then(one.executor.cmp(&other.executor))
-    })?;
+    let best = standings(policy, asked, candidates, draw).min()?.candidate;
     Some(Choice { executor: best.executor, forecast: score::forecast(asked, best) })
 }
 
 /// All that can take the request, the best first: [`choose`] takes that one, and whoever cannot have it goes on to the next.
-#[must_use]
+/// They are sorted as far as somebody looks.
 pub fn ranked<'a>(
     policy: Policy,
     asked: &Asked,
     candidates: &'a [Candidate],
     draw: u64,
-) -> Vec<&'a Candidate> {
-    let open = candidates.iter().filter(|candidate| candidate.availability == Availability::Open);
-    let mut ranked: Vec<_> =
-        open.map(|candidate| (rank(policy, asked, candidate, draw), candidate)).collect();
-    ranked.sort_unstable_by(|(rank, one), (other_rank, other)| {
-        rank.cmp(other_rank).then(one.executor.cmp(&other.executor))
-    });
-    ranked.into_iter().map(|(_, candidate)| candidate).collect()
+) -> impl Iterator<Item = &'a Candidate> + use<'a> {
+    let mut heap: BinaryHeap<_> = standings(policy, asked, candidates, draw).map(Reverse).collect();
+    std::iter::from_fn(move || heap.pop().map(|Reverse(standing)| standing.candidate))
 }
+
+/// Those that can take the request, with what they are compared by.
+fn standings<'a>(
+    policy: Policy,
+    asked: &Asked,
+    candidates: &'a [Candidate],
+    draw: u64,
+) -> impl Iterator<Item = Standing<'a>> {
+    let open = candidates.iter().filter(|candidate| candidate.availability == Availability::Open);
+    open.map(move |candidate| Standing { rank: rank(policy, asked, candidate, draw), candidate })
+}
+
+/// A candidate among others: the least is the best.
+struct Standing<'a> {
+    rank: Rank,
+    candidate: &'a Candidate,
+}
+
+impl Ord for Standing<'_> {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.rank.cmp(&other.rank).then(self.candidate.executor.cmp(&other.candidate.executor))
+    }
+}
+
+impl PartialOrd for Standing<'_> {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Standing<'_> {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl Eq for Standing<'_> {}
 
 /// What a request should see on a candidate.
 #[must_use]
@@ -215,7 +248,7 @@ pub fn forecast(asked: &Asked, candidate: &Candidate) -> Forecast {
 /// How many promises would be broken if a candidate took the request: those to it, and the strictest to those it has.
 #[must_use]
 pub fn violations(asked: &Asked, candidate: &Candidate) -> u32 {
-    score::violations(asked, candidate, score::forecast(asked, candidate))
+    score::violations(asked, candidate)
 }
 
 /// The least is chosen.

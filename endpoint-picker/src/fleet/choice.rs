@@ -84,10 +84,10 @@ impl Fleet {
             // All are full: the one with the least to do lets it wait, or says that it may not.
             candidates.iter_mut().for_each(|one| one.availability = Availability::Open);
         }
-        let ranked = routing::ranked(self.rules.policy, &asked, &candidates, draw);
-        let best = *ranked.first().ok_or(Refusal::Nobody)?;
+        let mut ranked = routing::ranked(self.rules.policy, &asked, &candidates, draw);
+        let best = ranked.next().ok_or(Refusal::Nobody)?;
         check(&asked, best)?;
-        let endpoints = endpoints(&seats, &ranked, 1 + self.rules.fallbacks);
+        let endpoints = endpoints(&seats, std::iter::once(best).chain(ranked), 1 + self.rules.fallbacks);
         table.decisions += 1;
         let (number, executor) = (best.executor / MAX_EXECUTORS, best.executor % MAX_EXECUTORS);
         if let Some(host) = table.hosts.values_mut().find(|host| host.number == number) {
@@ -224,7 +224,11 @@ fn check(asked: &Asked, best: &Candidate) -> Result<(), Refusal> {
 }
 
 /// The hosts of executors, each once.
-fn endpoints(seats: &[Seat<'_>], ranked: &[&Candidate], most: usize) -> Vec<String> {
+fn endpoints<'a>(
+    seats: &[Seat<'_>],
+    ranked: impl Iterator<Item = &'a Candidate>,
+    most: usize,
+) -> Vec<String> {
     let mut numbers: Vec<usize> = Vec::with_capacity(most);
     for candidate in ranked {
         let number = candidate.executor / MAX_EXECUTORS;

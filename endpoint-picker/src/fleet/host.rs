@@ -82,11 +82,14 @@ pub(super) struct Host {
     pub(super) endpoint: String,
     word: Option<Word>,
     sent: Vec<Sent>,
+    /// What [`Self::sent`] comes to, for each executor: every decision asks for it.
+    on_the_way: Vec<Load>,
 }
 
 impl Host {
     pub(super) fn new(number: usize, address: SocketAddr) -> Self {
-        Self { number, endpoint: address.to_string(), word: None, sent: Vec::new() }
+        let endpoint = address.to_string();
+        Self { number, endpoint, word: None, sent: Vec::new(), on_the_way: Vec::new() }
     }
 
     pub(super) fn have(&self) -> Have {
@@ -125,6 +128,8 @@ impl Host {
             |names: Vec<Vec<String>>| names.into_iter().map(|names| names.into_iter().collect()).collect();
         let resident = report.resident.content.map(told).or(kept).ok_or(NotHad)?;
         self.sent.retain(|sent| sent.at + ON_THE_WAY > asked_at);
+        self.on_the_way.clear();
+        self.sent.iter().for_each(|sent| add(&mut self.on_the_way, sent));
         self.word = Some(Word {
             asked_at,
             state: report.state,
@@ -144,6 +149,7 @@ impl Host {
     pub(super) fn forget(&mut self) {
         self.word = None;
         self.sent.clear();
+        self.on_the_way.clear();
     }
 
     pub(super) fn age(&self, now: Instant) -> Option<Duration> {
@@ -164,15 +170,24 @@ impl Host {
     /// A request goes to one of its executors now.
     pub(super) fn send(&mut self, at: Instant, executor: usize, load: Load) {
         if self.sent.len() < MAX_SENT {
-            self.sent.push(Sent { at, executor, load });
+            let sent = Sent { at, executor, load };
+            add(&mut self.on_the_way, &sent);
+            self.sent.push(sent);
         }
     }
 
     /// What was sent to an executor since it said what it has.
     pub(super) fn on_the_way(&self, executor: usize) -> Load {
-        let there = self.sent.iter().filter(|sent| sent.executor == executor);
-        there.fold(Load::default(), |sum, sent| sum.plus(sent.load))
+        self.on_the_way.get(executor).copied().unwrap_or_default()
     }
+}
+
+/// One more is on its way to its executor.
+fn add(on_the_way: &mut Vec<Load>, sent: &Sent) {
+    if on_the_way.len() <= sent.executor {
+        on_the_way.resize(sent.executor + 1, Load::default());
+    }
+    on_the_way[sent.executor] = on_the_way[sent.executor].plus(sent.load);
 }
 
 impl Word {

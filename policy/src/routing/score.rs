@@ -15,7 +15,7 @@
 
 use std::cmp::Ordering;
 
-use super::{Asked, Candidate, Forecast, Residency};
+use super::{Asked, Candidate, Forecast, Residency, Slo};
 use crate::perf::serving::{ColdStart, Load};
 
 /// What the printed form adds for a broken promise, in promises (C-15).
@@ -63,14 +63,18 @@ pub(super) fn mended(asked: &Asked, candidate: &Candidate) -> Rank {
     let others = prefill / answer(asked) + model.added_step_s(exists, whole(asked));
     let own = cold_s(asked, candidate) / answer(asked);
     Rank {
-        class: violations(asked, candidate, forecast(asked, candidate)),
+        class: violations(asked, candidate),
         cost: others * exists.requests.max(1) as f64 + own,
         requests: exists.requests,
     }
 }
 
 /// Promises that would be broken.
-pub(super) fn violations(asked: &Asked, candidate: &Candidate, forecast: Forecast) -> u32 {
+pub(super) fn violations(asked: &Asked, candidate: &Candidate) -> u32 {
+    if asked.slo == Slo::default() && candidate.promised_tpot_us.is_none() {
+        return 0;
+    }
+    let forecast = forecast(asked, candidate);
     let breaks = |us: u64, promised: Option<u64>| u32::from(promised.is_some_and(|promised| us > promised));
     breaks(forecast.ttft_us, asked.slo.ttft_us)
         + breaks(forecast.tpot_us, asked.slo.tpot_us)
