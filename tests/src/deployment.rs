@@ -4,6 +4,7 @@ use std::{
     collections::BTreeSet,
     fs::{self, File},
     io::{BufRead as _, BufReader},
+    path::{Path, PathBuf},
     process::{Child, ChildStdout, Command, ExitStatus, Stdio},
     sync::{Arc, Mutex, PoisonError, Weak},
     thread,
@@ -58,17 +59,19 @@ pub struct Deployment {
     /// Talks to it.
     pub client: Client,
     place: Arc<Place>,
+    model: PathBuf,
 }
 
 impl Deployment {
-    /// Starts `up`, which keeps its state in `place`.
-    pub(crate) fn spawn(mut up: Command, place: Arc<Place>) -> Self {
+    /// Starts `up`, which keeps its state in `place` and serves `model`.
+    pub(crate) fn spawn(mut up: Command, place: Arc<Place>, model: PathBuf) -> Self {
         let log = File::options().append(true).create(true).open(place.log()).expect("a log file");
         let mut child = up.stdout(Stdio::piped()).stderr(log).spawn().expect("holobiont starts");
         running().insert(child.id());
         let stdout = child.stdout.take().expect("its stdout is a pipe");
         // From here on dropping stops it, also if it never greets.
-        let mut deployment = Self { child, needed: vec![Process::Gateway], client: Client::new(""), place };
+        let (needed, client) = (vec![Process::Gateway], Client::new(""));
+        let mut deployment = Self { child, needed, client, place, model };
         deployment.read_greeting(stdout);
         deployment
     }
@@ -88,6 +91,12 @@ impl Deployment {
     #[must_use]
     pub fn place(&self) -> &Arc<Place> {
         &self.place
+    }
+
+    /// The model that it serves, for those who rent its layers.
+    #[must_use]
+    pub fn model(&self) -> &Path {
+        &self.model
     }
 
     /// Process id of `holobiont up`.

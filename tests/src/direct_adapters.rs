@@ -1,11 +1,12 @@
-//! Adapters of other kinds than low-rank ones that answer, for the real model, made up from a seed: the same seed gives the same files.
+//! Adapters of other kinds than low-rank ones that answer, for the tests' model, made up from a seed: the same seed gives the same files.
 
 use std::{fs, path::Path};
 
 use serde_json::{Map, Value, json};
 
-/// The shape of the real model.
-const LAYERS: usize = 30;
+use crate::repeats::LAYERS;
+
+/// The shape of the model.
 const HIDDEN: usize = 576;
 const KEY_WIDTH: usize = 192;
 const INTERMEDIATE: usize = 1536;
@@ -17,7 +18,7 @@ pub fn write_ia3(seed: u32, into: &Path) {
         "peft_type": "IA3", "task_type": "CAUSAL_LM", "target_modules": ["k_proj", "v_proj", "down_proj"],
         "feedforward_modules": ["down_proj"],
     });
-    let vectors = (0..LAYERS).flat_map(|layer| {
+    let vectors = (0..LAYERS.number()).flat_map(|layer| {
         let name = |module: &str| format!("base_model.model.model.layers.{layer}.{module}.ia3_l");
         [
             (name("self_attn.k_proj"), [KEY_WIDTH, 1]),
@@ -32,13 +33,13 @@ pub fn write_ia3(seed: u32, into: &Path) {
 pub fn write_prefix(seed: u32, tokens: usize, into: &Path) {
     let config =
         json!({"peft_type": "PREFIX_TUNING", "task_type": "CAUSAL_LM", "num_virtual_tokens": tokens});
-    let embeddings = ("prompt_embeddings".to_owned(), [tokens, LAYERS * 2 * KEY_WIDTH]);
+    let embeddings = ("prompt_embeddings".to_owned(), [tokens, LAYERS.count() * 2 * KEY_WIDTH]);
     write(&config, [embeddings], into, numbers(seed).map(|number| 2.0 * number));
 }
 
-/// Writes a draft adapter of the base's first `layers` layers into `into` that changes nothing of them: with all of them, it guesses what
-/// the base says.
-pub fn write_draft(layers: usize, into: &Path) {
+/// Writes a draft adapter of all of the base's layers into `into` that changes nothing of them: it guesses what the base says.
+pub fn write_draft(into: &Path) {
+    let layers = LAYERS.number();
     let config = json!({
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 1, "lora_alpha": 0, "target_modules": ["q_proj"],
         "holobiont_draft": {"layers": layers},

@@ -1,4 +1,10 @@
 //! The programs, the model and the adapters that tests use.
+//!
+//! The model is the first layers of the real one, and the example adapters are cut alike: what is tested between processes is
+//! not how many layers they compute. `HOLOBIONT_LAYERS` says how many (`scripts/test --long`: all of them).
+
+mod first_layers;
+mod safetensors;
 
 use std::{
     env, fs,
@@ -6,7 +12,13 @@ use std::{
     process::Command,
 };
 
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
+
+use self::safetensors::{number, rewritten};
+use crate::repeats;
+
+/// Layers that the real model has.
+pub const WHOLE: u64 = 30;
 
 /// What the base model is called.
 pub const BASE: &str = "base";
@@ -41,18 +53,60 @@ pub fn program(name: &str) -> PathBuf {
     path
 }
 
-/// The real model.
+/// Layers that the tests' model has.
+#[must_use]
+pub fn layers() -> u64 {
+    repeats::LAYERS.number()
+}
+
+/// Calls of a token: four for each layer, and the head.
+#[must_use]
+pub fn calls() -> u64 {
+    4 * layers() + 1
+}
+
+/// What the layers of the tests' model need of something, where those of the real one need `whole`.
+#[must_use]
+#[expect(clippy::cast_precision_loss, reason = "few layers")]
+pub fn of_layers(whole: f64) -> f64 {
+    whole * layers() as f64 / WHOLE as f64
+}
+
+/// The same in bytes, for a setting.
+#[must_use]
+pub fn bytes_of_layers(whole_kib: u64) -> String {
+    (whole_kib * 1024 * layers() / WHOLE).to_string()
+}
+
+/// The model of all tests that do not say otherwise.
 #[must_use]
 pub fn model() -> PathBuf {
+    match layers() {
+        WHOLE => whole_model(),
+        layers => first_layers::kept(&whole_model(), layers, first_layers::cut_model),
+    }
+}
+
+/// The real model, for tests of what it says.
+#[must_use]
+pub fn whole_model() -> PathBuf {
     let fetched = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.models/SmolLM2-135M-Instruct.Q4_1.gguf");
     let path = env::var_os("HOLOBIONT_TEST_MODEL").map_or(fetched, PathBuf::from);
     assert!(path.is_file(), "the model {} is missing; run scripts/fetch-model", path.display());
     path
 }
 
-/// The directory that holds the example adapters.
+/// The directory that holds the example adapters for the tests' model.
 #[must_use]
 pub fn examples() -> PathBuf {
+    match layers() {
+        WHOLE => whole_examples(),
+        layers => first_layers::kept(&whole_examples(), layers, first_layers::cut_adapters),
+    }
+}
+
+/// The directory that holds them for the real one.
+fn whole_examples() -> PathBuf {
     // A package for a machine without Rust (scripts/gpu-pack) is not where the tests were compiled.
     let tree = || Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the tree").to_owned();
     env::var_os("HOLOBIONT_TEST_ROOT").map_or_else(tree, PathBuf::from).join("examples/adapters")
@@ -62,6 +116,12 @@ pub fn examples() -> PathBuf {
 #[must_use]
 pub fn example(name: &str) -> PathBuf {
     examples().join(name)
+}
+
+/// The directory of an example adapter for the real model.
+#[must_use]
+pub fn whole_example(name: &str) -> PathBuf {
+    whole_examples().join(name)
 }
 
 /// The names PEFT gives to an adapter's files.
@@ -96,26 +156,14 @@ pub fn stacked(name: &str, times: usize, alpha: u32, into: &Path) {
     fs::write(into.join(CONFIG), config.to_string()).expect("the variant's configuration");
 }
 
-/// The same weights with every rank `times` times. A file has the length of its header, the header, and the data.
+/// The same weights with every rank `times` times.
 fn stack(weights: &[u8], times: usize) -> Vec<u8> {
-    let (length, rest) = weights.split_first_chunk().expect("the length of the header");
-    let length = usize::try_from(u64::from_le_bytes(*length)).expect("the length of the header");
-    let (header, data) = rest.split_at(length);
-    let mut header: Map<String, Value> = serde_json::from_slice(header).expect("a header");
-    let mut stacked = Vec::new();
-    for (name, tensor) in header.iter_mut().filter(|(name, _)| *name != "__metadata__") {
-        let number = |value: &Value| usize::try_from(value.as_u64().expect("a number")).expect("it is small");
-        let offsets = &tensor["data_offsets"];
-        let bytes = &data[number(&offsets[0])..number(&offsets[1])];
+    rewritten(weights, |name, tensor: &mut Map<String, Value>, bytes| {
         // A has its ranks one after the other; B has all of them in each of its rows.
         let (rank_at, rows) = if name.contains("lora_A") { (0, 1) } else { (1, number(&tensor["shape"][0])) };
-        let start = stacked.len();
-        bytes.chunks(bytes.len() / rows).for_each(|row| stacked.extend(row.repeat(times)));
         tensor["shape"][rank_at] = (number(&tensor["shape"][rank_at]) * times).into();
-        tensor["data_offsets"] = json!([start, stacked.len()]);
-    }
-    let header = Value::Object(header).to_string();
-    [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &stacked].concat()
+        Some(bytes.chunks(bytes.len() / rows).flat_map(|row| row.repeat(times)).collect())
+    })
 }
 
 /// `length` token ids that mean nothing and differ with `seed`.

@@ -50,7 +50,7 @@ pub fn real_model() -> Option<PathBuf> {
         eprintln!("skipped: the package has no model");
         return None;
     }
-    Some(fixtures::model())
+    Some(fixtures::whole_model())
 }
 
 /// Whether a GPU, or a stand-in, can be used; says so if not.

@@ -12,10 +12,13 @@ use crate::{
     chaos::Places,
     cores,
     deployment::Deployment,
-    fixtures::{BASE, EXAMPLES, example, model, program},
+    fixtures::{self, BASE, EXAMPLES, example, program},
     network::Namespace,
     place::Place,
 };
+
+/// What embedding, head and norms of the tests' model need in memory.
+const EMBEDDING_BYTES: u64 = 30 << 20;
 
 /// A deployment that has not been started.
 #[derive(Debug, Clone)]
@@ -64,6 +67,12 @@ impl Plan {
         let adapters = EXAMPLES.map(|name| format!("{name}={}", example(name).display()));
         let arguments = adapters.into_iter().flat_map(|pair| ["--adapter".to_owned(), pair]).collect();
         Self { arguments, ..Self::default() }
+    }
+
+    /// Serves the real model with all of its layers.
+    #[must_use]
+    pub fn whole(self) -> Self {
+        self.model(&fixtures::whole_model())
     }
 
     /// Serves the model at `path` instead of the one all tests share.
@@ -124,8 +133,28 @@ impl Plan {
     /// Lets adapters come to a device of `device_bytes` over an emulated link of `link_gbps`: most requests find theirs
     /// missing there.
     #[must_use]
-    pub fn cold(self, device_bytes: &str, link_gbps: &str) -> Self {
+    pub fn cold_by(self, device_bytes: &str, link_gbps: &str) -> Self {
         self.set("DEVICE_ADAPTER_BYTES", device_bytes).set("LINK_GBPS", link_gbps)
+    }
+
+    /// The same for adapters of the tests' model, as much as the whole model's would need.
+    #[must_use]
+    pub fn cold(self, device_kib: u64, link_gbps: f64) -> Self {
+        let device = fixtures::bytes_of_layers(device_kib);
+        self.cold_by(&device, &fixtures::of_layers(link_gbps).to_string())
+    }
+
+    /// Has so much memory for the layers' weights, of the 63 MiB that the whole model's are; the others come from the disk.
+    #[must_use]
+    pub fn streaming(self, layers_mib: u64) -> Self {
+        let layers: u64 = fixtures::bytes_of_layers(layers_mib << 10).parse().expect("a number");
+        self.set("WEIGHT_BYTES", &(EMBEDDING_BYTES + layers).to_string())
+    }
+
+    /// Sets `HOLOBIONT_<name>` to bytes of what each layer has, as many as the whole model's layers would need.
+    #[must_use]
+    pub fn bytes(self, name: &str, kib: u64) -> Self {
+        self.set(name, &fixtures::bytes_of_layers(kib))
     }
 
     /// Sets `HOLOBIONT_<name>`, as in `CHUNK_TOKENS`.
@@ -164,7 +193,12 @@ impl Plan {
     /// Starts it with the state that is in `place`.
     #[must_use]
     pub fn start_in(&self, place: Arc<Place>) -> Deployment {
-        Deployment::spawn(self.command(&place), place)
+        Deployment::spawn(self.command(&place), place, self.served())
+    }
+
+    /// The model that it serves.
+    fn served(&self) -> PathBuf {
+        self.model.clone().unwrap_or_else(fixtures::model)
     }
 
     /// The command line, for those who want to see it fail.
@@ -188,7 +222,7 @@ impl Plan {
             up.arg("--config").arg(file);
         }
         up.args(["--listen", &listen, "--log-format", "human", "--model"])
-            .arg(self.model.clone().unwrap_or_else(model))
+            .arg(self.served())
             .arg("--state")
             .arg(place.state())
             .args(["--workers", &self.workers.to_string()])

@@ -57,6 +57,8 @@ pub const TUNE_KILLS: Repeats = Repeats::new("HOLOBIONT_TUNE_KILLS", 4);
 pub const STORM_S: Repeats = Repeats::new("HOLOBIONT_STORM_S", 10);
 /// Seconds in which many clients come and go. From five minutes on, memory must be flat too.
 pub const SOAK_S: Repeats = Repeats::new("HOLOBIONT_SOAK_S", 15);
+/// Layers of the model that deployments serve, where a test does not say otherwise.
+pub const LAYERS: Repeats = Repeats::new("HOLOBIONT_LAYERS", 6);
 /// Pairs of prompts to each model that are answered with drafts and without.
 pub const SPECULATION: Repeats = Repeats::new("HOLOBIONT_SPECULATION", 1);
 /// Deaths of an executor that verifies drafts, each in the middle of an answer.

@@ -221,7 +221,7 @@ impl Doors {
         let connector = self.connector(deployment, route, key);
         // Over ZeroMQ the handshake shows the key.
         let own_words = key.filter(|_| route == Route::SharedMemory);
-        Tenant::rent(connector, masking, own_words, WATCHDOG)
+        Tenant::rent(deployment.model(), connector, masking, own_words, WATCHDOG)
     }
 
     /// Whom a client trusts; and how it proves who it is, unless it has a key for that.

@@ -176,7 +176,7 @@ async fn every_metric_is_written_when_what_it_counts_happens() {
     })
     .await;
     note(&scrape(&harness.client).await, &mut seen);
-    // Hosts that share something write theirs where there is something to share (tests/tests/shared_registry.rs).
+    // Hosts that share something write theirs where there is something to share (tests/tests/suite/shared_registry.rs).
     let is_shared =
         |name: &str| name.starts_with("holobiont_store_") || name.starts_with("holobiont_registry_");
     let names = TABLE.iter().map(|metric| metric.name);

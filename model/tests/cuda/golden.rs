@@ -34,8 +34,7 @@ fn hidden_states_are_those_of_transformers_on_the_device() {
 /// Activations of 16 bits meet weights that are dequantized exactly; logits span about 40.
 const REAL_TOLERANCE: f32 = 0.6;
 
-/// Cases and tokens that are tried: the stand-in computes a token of this model in seconds.
-const REAL_CASES: usize = 2;
+/// Tokens after the shortest prompt that are tried: the stand-in computes a token of this model in seconds.
 const REAL_TOKENS: usize = 4;
 
 #[test]
@@ -52,13 +51,12 @@ fn the_real_model_agrees_with_its_dequantized_weights_on_the_device() {
         let example = root().join("examples/adapters").join(name);
         let adapter = (name != "base").then(|| adapter(&pass, &example));
         let golden: RealGolden = read(&golden("expected/smollm2-q4_1").join(format!("{name}.json")));
-        for case in golden.cases.iter().take(REAL_CASES) {
-            let count = case.greedy.len().min(REAL_TOKENS);
-            let (logits, tokens) = generate(&mut pass, adapter.as_ref(), &case.prompt, count);
-            let errors = golden.errors(case, &logits);
-            println!("{name}: logit error {:.3}", errors.iter().copied().fold(0.0, f32::max));
-            assert!(errors.iter().all(|&error| error <= REAL_TOLERANCE), "{name}: logit errors {errors:?}");
-            case.same(name, &tokens, REAL_TOLERANCE);
-        }
+        let case = golden.cases.iter().min_by_key(|case| case.prompt.len()).unwrap();
+        let count = case.greedy.len().min(REAL_TOKENS);
+        let (logits, tokens) = generate(&mut pass, adapter.as_ref(), &case.prompt, count);
+        let errors = golden.errors(case, &logits);
+        println!("{name}: logit error {:.3}", errors.iter().copied().fold(0.0, f32::max));
+        assert!(errors.iter().all(|&error| error <= REAL_TOLERANCE), "{name}: logit errors {errors:?}");
+        case.same(name, &tokens, REAL_TOLERANCE);
     }
 }

@@ -22,7 +22,7 @@ use crate::{
 /// Where gateways listen, each at an address of its own.
 const PORT: u16 = 8000;
 /// What a host keeps of the bucket: two or three adapters, so that it fetches all the time.
-const CACHE: &str = "5MiB";
+const CACHE_KIB: u64 = 5 << 10;
 
 /// A host of the fleet.
 #[derive(Debug)]
@@ -161,7 +161,7 @@ impl Ways<'_> {
         let plan = Plan::bare().workers(0).restless().inside(&links.namespace);
         let plan = plan.listen(SocketAddr::from((links.there(Link::Front), PORT)));
         let plan = plan.set("INSECURE", "true").set("REGISTRY", &registry).set("STORE", &bucket.url());
-        let plan = plan.set("STORE_CACHE_BYTES", CACHE);
+        let plan = plan.bytes("STORE_CACHE_BYTES", CACHE_KIB);
         let plan = plan.set("ADAPTER_ROOT", &self.adapters.path().display().to_string());
         let variables = bucket.variables_at(SocketAddr::from((links.here(Link::Bucket), port)));
         variables.iter().fold(plan, |plan, (name, value)| plan.environment(name, value))

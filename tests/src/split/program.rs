@@ -61,7 +61,7 @@ impl Program {
         route: Route,
     ) -> Self {
         let executor = doors.executor(deployment, route);
-        let program = Self::started_by(launcher).arg(command).renting(&executor, &fixtures::model());
+        let program = Self::started_by(launcher).arg(command).renting(&executor, deployment.model());
         if route != Route::Tls {
             return program;
         }

@@ -24,7 +24,7 @@ use text::detokenize::TextStart;
 
 use crate::{
     client::{Ask, TEMPERATURE},
-    fixtures::model,
+    fixtures,
 };
 
 /// Rows that go in the clear, with the executor's own arithmetic.
@@ -65,24 +65,12 @@ pub struct Tenant {
 }
 
 impl Tenant {
-    /// Rents what `connector` leads to, masked as `masking` says. A local client shows `key` itself.
+    /// Rents layers of the model at `path` from what `connector` leads to, masked as `masking` says. A local client shows `key`
+    /// itself.
     ///
     /// # Errors
     /// The executor does not let it in.
     pub fn rent(
-        connector: Box<dyn Connect>,
-        masking: Masking,
-        key: Option<&str>,
-        patience: Duration,
-    ) -> Result<Self, CallError> {
-        Self::rent_of(&model(), connector, masking, key, patience)
-    }
-
-    /// The same of the model at `path` instead of the one all tests share.
-    ///
-    /// # Errors
-    /// The executor does not let it in.
-    pub fn rent_of(
         path: &Path,
         connector: Box<dyn Connect>,
         masking: Masking,
@@ -218,7 +206,7 @@ fn likeliest(logits: &[f32]) -> u32 {
 /// The tokenizer of the model of all tests.
 #[must_use]
 pub fn text() -> Arc<Text> {
-    let base = ClientBase::open(&model()).expect("the model of the tests");
+    let base = ClientBase::open(&fixtures::model()).expect("the model of the tests");
     Arc::new(Text::load(&base.files).expect("its tokenizer"))
 }
 

@@ -1,0 +1,191 @@
+//! Pads on a disk: each is used once or never, whatever dies, and what is broken is refused.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    io::{Seek as _, SeekFrom, Write as _},
+    path::Path,
+};
+
+use crate::support::{
+    ring::{maker, pool},
+    tiny,
+};
+use client::{
+    error::CallError,
+    masking::{
+        Direction::{self, Backward, Forward},
+        pads::pool::{Pad, Pool, PoolError},
+    },
+};
+use model::sites::SiteId;
+
+const MODEL: &str = "llama-tied";
+const SITE: SiteId = SiteId(0);
+
+/// A pool with pads for so many tokens.
+fn prepared(directory: &Path, tokens: u64, directions: &[Direction]) -> Pool {
+    let mut pool = pool(&tiny(MODEL), directory);
+    maker(&tiny(MODEL), 1 << 30).prepare(&mut pool, tokens, directions, &mut |_, _| {}).unwrap();
+    pool
+}
+
+fn take(pool: &mut Pool, site: SiteId, direction: Direction, rows: u64) -> Result<Vec<Pad>, PoolError> {
+    let mut pads = Vec::new();
+    pool.take(site, direction, rows, &mut pads).map(|()| pads)
+}
+
+/// Whoever looks that no pad is used twice.
+#[derive(Default)]
+struct Auditor(BTreeSet<[u8; 32]>);
+
+impl Auditor {
+    fn used(&mut self, pads: &[Pad]) {
+        for pad in pads {
+            assert!(self.0.insert(*pad.key().bytes()), "a pad was used twice");
+        }
+    }
+}
+
+/// The bytes of the half of the journal that was written last.
+fn newest(journal: &Path) -> (u64, Vec<u8>) {
+    let bytes = fs::read(journal).unwrap();
+    let half = bytes.len().next_multiple_of(8192) / 2;
+    let generation = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
+    let at = if generation(0) > generation(half) { 0 } else { half };
+    (at as u64, bytes)
+}
+
+/// Spoils one byte of a file.
+fn spoil(path: &Path, at: u64) {
+    let mut file = fs::OpenOptions::new().read(true).write(true).open(path).unwrap();
+    let byte = fs::read(path).unwrap()[usize::try_from(at).unwrap()];
+    file.seek(SeekFrom::Start(at)).unwrap();
+    file.write_all(&[byte ^ 0x40]).unwrap();
+}
+
+#[test]
+fn a_process_that_ends_in_order_loses_no_pad_and_uses_none_twice() {
+    let directory = tempfile::tempdir().unwrap();
+    drop(prepared(directory.path(), 400, &[Forward]));
+    let (mut auditor, mut rows) = (Auditor::default(), 0);
+    let left = |pool: &Pool| [SITE, SiteId(3)].map(|site| pool.left(site, Forward));
+    let mut before = [400; 2];
+    for round in 0..12 {
+        let mut pool = Pool::open(directory.path()).unwrap();
+        assert_eq!(left(&pool), before);
+        for _ in 0..=round {
+            rows = rows % 9 + 1;
+            auditor.used(&take(&mut pool, SITE, Forward, rows).unwrap());
+            auditor.used(&take(&mut pool, SiteId(3), Forward, 1).unwrap());
+        }
+        before = left(&pool);
+    }
+    assert_eq!(auditor.0.len() as u64, 800 - before[0] - before[1]);
+}
+
+#[test]
+fn a_journal_that_was_torn_or_has_decayed_gives_up_what_may_have_been_burnt() {
+    let directory = tempfile::tempdir().unwrap();
+    let journal = directory.path().join("journal");
+    let mut pool = prepared(directory.path(), 1200, &[Forward, Backward]);
+    let mut auditor = Auditor::default();
+    auditor.used(&take(&mut pool, SITE, Forward, 40).unwrap());
+    for at in [0, 9, 296] {
+        // The next burn, whose pads are used; then its half of the journal decays.
+        auditor.used(&take(&mut pool, SITE, Forward, 50).unwrap());
+        auditor.used(&take(&mut pool, SITE, Backward, 7).unwrap());
+        drop(pool);
+        spoil(&journal, newest(&journal).0 + at);
+        pool = Pool::open(directory.path()).unwrap();
+        auditor.used(&take(&mut pool, SITE, Forward, 3).unwrap());
+        auditor.used(&take(&mut pool, SITE, Backward, 3).unwrap());
+    }
+    drop(pool);
+    let (_, bytes) = newest(&journal);
+    spoil(&journal, 20);
+    spoil(&journal, bytes.len().next_multiple_of(8192) as u64 / 2 + 20);
+    let error = Pool::open(directory.path()).unwrap_err();
+    assert!(matches!(&error, PoolError::Corrupt { path, .. } if *path == journal), "{error}");
+}
+
+#[test]
+fn pads_are_erased_before_they_are_used() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut pool = prepared(directory.path(), 9, &[Forward]);
+    let file = directory.path().join("00000.forward");
+    let before = fs::read(&file).unwrap();
+    let pads = take(&mut pool, SITE, Forward, 4).unwrap();
+    let after = fs::read(&file).unwrap();
+    let pad_bytes = before.len() / 9;
+    assert!(
+        before[..4 * pad_bytes]
+            .chunks(pad_bytes)
+            .zip(&pads)
+            .all(|(bytes, pad)| bytes[..32] == *pad.key().bytes())
+    );
+    assert!(after[..4 * pad_bytes].iter().all(|&byte| byte == 0));
+    assert_eq!(after[4 * pad_bytes..], before[4 * pad_bytes..]);
+}
+
+#[test]
+fn a_pool_is_one_processs_and_a_copy_of_it_nobodys() {
+    let (directory, copies) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let pool = prepared(directory.path(), 2, &[Forward]);
+    assert!(matches!(Pool::open(directory.path()), Err(PoolError::Held { .. })));
+    drop(pool);
+    for entry in fs::read_dir(directory.path()).unwrap().map(Result::unwrap) {
+        fs::copy(entry.path(), copies.path().join(entry.file_name())).unwrap();
+    }
+    assert!(matches!(Pool::open(copies.path()), Err(PoolError::Copied { .. })));
+    assert!(Pool::open(directory.path()).is_ok());
+    let nothing = tempfile::tempdir().unwrap();
+    assert!(matches!(Pool::open(nothing.path()), Err(PoolError::Absent { .. })));
+}
+
+#[test]
+fn what_is_broken_is_refused_by_name() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut pool = prepared(directory.path(), 5, &[Forward]);
+    let file = directory.path().join("00000.forward");
+    let pad_bytes = fs::metadata(&file).unwrap().len() / 5;
+    spoil(&file, pad_bytes + 40);
+    assert!(take(&mut pool, SITE, Forward, 1).is_ok());
+    let error = take(&mut pool, SITE, Forward, 1).unwrap_err();
+    assert!(matches!(&error, PoolError::Corrupt { path, .. } if *path == file), "{error}");
+    assert!(take(&mut pool, SITE, Forward, 1).is_ok(), "the one behind it is whole");
+    drop(pool);
+    fs::OpenOptions::new().write(true).open(&file).unwrap().set_len(3 * pad_bytes).unwrap();
+    assert!(matches!(Pool::open(directory.path()), Err(PoolError::Corrupt { .. })));
+    spoil(&directory.path().join("manifest"), 50);
+    let error = Pool::open(directory.path()).unwrap_err();
+    assert!(matches!(&error, PoolError::Corrupt { path, .. } if path.ends_with("manifest")), "{error}");
+}
+
+#[test]
+fn pads_that_were_being_written_when_the_process_ended_are_written_again() {
+    let directory = tempfile::tempdir().unwrap();
+    drop(prepared(directory.path(), 2, &[Forward]));
+    let file = directory.path().join("00000.forward");
+    let mut torn = fs::OpenOptions::new().append(true).open(&file).unwrap();
+    torn.write_all(&[9; 700]).unwrap();
+    let mut pool = Pool::open(directory.path()).unwrap();
+    assert_eq!(pool.left(SITE, Forward), 2);
+    maker(&tiny(MODEL), 1 << 30).prepare(&mut pool, 3, &[Forward], &mut |_, _| {}).unwrap();
+    assert_eq!(take(&mut pool, SITE, Forward, 5).unwrap().len(), 5);
+    assert!(matches!(take(&mut pool, SITE, Forward, 1), Err(PoolError::Empty { left: 0, wanted: 1, .. })));
+}
+
+#[test]
+fn no_more_is_kept_than_may_be() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut pool = pool(&tiny(MODEL), directory.path());
+    let token = pool.token_bytes(Forward);
+    let mut maker = maker(&tiny(MODEL), 10 * token);
+    maker.prepare(&mut pool, 6, &[Forward], &mut |_, _| {}).unwrap();
+    assert_eq!(pool.bytes(), 6 * token);
+    let error = maker.prepare(&mut pool, 5, &[Forward], &mut |_, _| {}).unwrap_err();
+    let CallError::Pads(error) = error else { panic!("{error}") };
+    assert!(matches!(*error, PoolError::Budget { tokens: 5, fit: 4, .. }), "{error}");
+    println!("{token} bytes for each token of {MODEL}");
+}

@@ -1,0 +1,408 @@
+//! `tune` with a script in place of the trainer, against a fake gateway.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use crate::common::{Ended, Running, Stage, gateway::FakeGateway, kill, run};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+/// Four steps, after the second one an evaluation. `$FAKE_TRAINER` says how it behaves: `train` (or nothing), `wait` after
+/// the second step until it is stopped, find `faults` in the data, or `refuse` to start.
+const TRAINER: &str = r#"#!/usr/bin/env bash
+log() { echo "trainer $*" >>"$FAKE_LOG"; }
+log "started $$ $*"
+resumed= dry= step=0
+if [[ $1 == prompts ]]; then
+    # As many as there are lines; what is answered has a list of answers.
+    while read -r line; do
+        [[ $line != *'"answers"'* ]] || { echo '{"event":"answered"}'; exit 0; }
+        echo "{\"event\":\"prompt\",\"kind\":\"chat\",\"messages\":[{\"role\":\"user\",\"content\":\"$line\"}]}"
+    done
+    exit 0
+fi
+shift
+while (($#)); do
+    case $1 in
+        --output) output=$2 ;;
+        --checkpoints) checkpoints=$2 ;;
+        --resume) resumed=yes ;;
+        --dry-run) dry=yes ;;
+    esac
+    shift
+done
+checkpoint() {
+    mkdir -p "$checkpoints"
+    echo "$step" >"$checkpoints/step"
+    echo "{\"event\":\"checkpoint\",\"step\":$step}"
+}
+asked() { log "asked $1"; checkpoint; exit "$2"; }
+trap 'asked INT 130' INT
+trap 'asked TERM 143' TERM
+case ${FAKE_TRAINER-train} in
+    refuse) echo "warming up" >&2; echo "error: the executor rents no layers" >&2; exit 5 ;;
+    faults)
+        echo '{"event":"problem","line":3,"message":"no messages"}'
+        echo '{"event":"problem","line":7,"message":"not JSON"}'
+        echo "error: 2 faults" >&2
+        exit 2
+        ;;
+esac
+[[ -z $resumed ]] || step=$(<"$checkpoints/step")
+echo "{\"event\":\"plan\",\"examples\":12,\"held_out\":2,\"tokens\":345,\"kind\":\"messages\",\"steps\":4,\"epochs\":1,\"method\":\"lora\",\
+\"rank\":8,\"alpha\":16.0,\"targets\":[\"q_proj\",\"v_proj\"],\"learning_rate\":1e-4,\"schedule\":\"cosine\",\"warmup_steps\":1,\
+\"batch_size\":3,\"seed\":0,\"parameters\":6789,\"resumed_step\":${step/#0/null}}"
+[[ -z $dry ]] || exit 0
+while ((step < 4)); do
+    ((++step))
+    echo "{\"event\":\"step\",\"step\":$step,\"steps\":4,\"loss\":$((5 - step)).5,\"tokens_per_second\":480.0,\"seconds_left\":$((4 - step)).0}"
+    if ((step == 2)); then
+        echo '{"event":"evaluation","step":2,"loss":3.25}'
+        while [[ ${FAKE_TRAINER-train} == wait ]]; do sleep 0.05 & wait $!; done
+    fi
+done
+mkdir -p "$output"
+echo '{}' >"$output/adapter_config.json"
+echo "{\"event\":\"done\",\"steps\":4,\"loss\":1.5,\"held_out_loss\":3.25,\"generation\":\"$(printf 'ab%.0s' {1..32})\",\"output\":\"$output\",\"seconds\":2.0}"
+"#;
+
+/// A stage with a trainer, a gateway, and training data.
+struct Training {
+    stage: Stage,
+    gateway: FakeGateway,
+    root: PathBuf,
+}
+
+impl Training {
+    fn new() -> Self {
+        let (stage, gateway) = (Stage::new().with("holobiont-trainer", TRAINER), FakeGateway::start());
+        let root = stage.home.path().join("root");
+        fs::create_dir(&root).unwrap();
+        fs::write(stage.home.path().join("data.jsonl"), "{}\n").unwrap();
+        gateway.read_below(&root);
+        Self { stage, gateway, root }
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = self.gateway.command(&self.stage, &[&["tune"], arguments].concat());
+        command.current_dir(self.stage.home.path());
+        command
+    }
+
+    fn run(&self, arguments: &[&str]) -> Ended {
+        run(&mut self.command(arguments))
+    }
+
+    /// A run that has taken its second step and goes no further.
+    fn waiting(&self, arguments: &[&str]) -> Running {
+        let running = Running::start(self.command(arguments).env("FAKE_TRAINER", "wait"));
+        running.wait_for_err("held out 3.250");
+        running
+    }
+
+    fn directory(&self, name: &str) -> PathBuf {
+        self.stage.home.path().join("runs").join(name)
+    }
+
+    fn record(&self, name: &str) -> Value {
+        serde_json::from_slice(&fs::read(self.directory(name).join("run.json")).unwrap()).unwrap()
+    }
+
+    fn starts(&self) -> Vec<String> {
+        let log = self.stage.log();
+        log.into_iter().filter(|line| line.starts_with("trainer started")).collect()
+    }
+}
+
+fn text(path: &Path) -> String {
+    fs::read_to_string(path).unwrap()
+}
+
+#[test]
+fn an_adapter_is_trained_served_and_told_of() {
+    let training = Training::new();
+    let line = ["data.jsonl", "--name", "new", "--rank", "4", "--method", "lora", "--plot", "loss.svg"];
+    let ended = training.run(&line);
+    assert_eq!(ended.status.code(), Some(0), "{}", ended.err);
+    for part in ["12 examples, messages, 345 tokens", "rank 8, alpha 16, 6789 parameters in q_proj, v_proj"] {
+        assert!(ended.out.contains(part), "{part:?} is not in {}", ended.out);
+    }
+    let last = "new is served: generation abcdef012345, 4 steps in 2 s, loss 1.500, held out 3.250\n";
+    assert!(ended.out.ends_with(last), "{}", ended.out);
+    for part in ["step 1 of 4: loss 4.500, 480 tokens/s, 3 s left", "step 4 of 4", "try: holobiont chat :new"]
+    {
+        assert!(ended.err.contains(part), "{part:?} is not in {}", ended.err);
+    }
+    let start = &training.starts()[0];
+    let (state, home) = (training.stage.home.path().join("state"), training.stage.home.path());
+    assert!(start.contains(&format!(" run --executor {}/layers.sock", state.display())), "{start}");
+    assert!(start.contains(&format!(" --data {}/data.jsonl --output ", home.display())), "{start}");
+    assert!(start.ends_with(" --method lora --rank 4"), "{start}");
+    let record = training.record("new");
+    let output = record["output"].as_str().unwrap();
+    assert!(output.starts_with(&format!("{}/tuned/new-", training.root.display())), "{output}");
+    assert_eq!(training.gateway.bodies(), [json!({"lora_name": "new", "lora_path": output})]);
+    assert_eq!((&record["state"], &record["result"]["loss"]), (&json!("done"), &json!(1.5)));
+    assert!(text(&home.join("loss.svg")).contains("held out"));
+
+    assert!(training.run(&["ls"]).out.contains("4 of 4 (100 %)"));
+    let shown = training.run(&["show", "new"]).out;
+    assert!(shown.contains("done") && shown.contains("--method lora --rank 4"), "{shown}");
+    let told = training.run(&["logs", "new"]).out;
+    assert!(
+        told.contains("step 2 of 4: loss 3.500") && told.contains("served: generation abcdef012345"),
+        "{told}"
+    );
+    let ended = training.run(&["cancel", "new"]);
+    assert_eq!(ended.status.code(), Some(3), "{}", ended.err);
+    let ended = training.run(&["--name", "new", "--resume"]);
+    assert_eq!(ended.status.code(), Some(4), "it is done: {}", ended.err);
+}
+
+#[test]
+fn ctrl_c_reaches_the_trainer_once_and_the_run_goes_on_where_it_was() {
+    let training = Training::new();
+    let running = training.waiting(&["data.jsonl", "--name", "org/new", "--rank", "4"]);
+    running.signal(Signal::INT);
+    let ended = running.end();
+    assert_eq!(ended.status.code(), Some(1), "{}", ended.err);
+    assert!(ended.err.contains("error: stopped; a checkpoint is kept, after step 2\n"), "{}", ended.err);
+    assert!(ended.err.contains("try: holobiont tune --name org/new --resume\n"), "{}", ended.err);
+    let asked: Vec<_> =
+        training.stage.log().into_iter().filter(|line| line.starts_with("trainer asked")).collect();
+    assert_eq!(asked, ["trainer asked INT"]);
+    assert_eq!(training.record("org%2Fnew")["state"], "stopped");
+    assert!(training.gateway.bodies().is_empty());
+
+    let ended = training.run(&["--name", "org/new", "--resume"]);
+    assert_eq!(ended.status.code(), Some(0), "{}", ended.err);
+    assert!(ended.out.contains("goes on        after step 2"), "{}", ended.out);
+    let start = &training.starts()[1];
+    assert!(start.contains("data.jsonl") && start.ends_with(" --rank 4 --resume"), "{start}");
+    assert!(!training.directory("org%2Fnew/checkpoints").exists(), "nobody needs them any more");
+    let events = text(&training.directory("org%2Fnew/events.jsonl"));
+    let steps: Vec<Value> = events.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let steps: Vec<_> =
+        steps.iter().filter(|event| event["event"] == "step").map(|event| &event["step"]).collect();
+    assert_eq!(steps, [1, 2, 3, 4]);
+}
+
+#[test]
+fn a_run_is_cancelled_from_elsewhere_and_nobody_else_can_begin_it() {
+    let training = Training::new();
+    let running = training.waiting(&["data.jsonl", "--name", "new"]);
+    let second = training.run(&["data.jsonl", "--name", "new"]);
+    assert_eq!(second.status.code(), Some(4), "{}", second.err);
+    assert!(second.err.contains("a run called new is under way"), "{}", second.err);
+    assert!(training.run(&["ls"]).out.contains("running"));
+    let cancelled = training.run(&["cancel", "new"]);
+    assert_eq!(cancelled.out, "new is stopped; a checkpoint is kept, after step 2\n", "{}", cancelled.err);
+    assert_eq!(running.end().status.code(), Some(1));
+    assert!(training.stage.log().contains(&"trainer asked TERM".to_owned()));
+}
+
+#[test]
+fn a_trainer_that_outlives_a_killed_command_has_the_run_until_it_is_cancelled() {
+    let training = Training::new();
+    let running = training.waiting(&["data.jsonl", "--name", "new"]);
+    running.signal(Signal::KILL);
+    running.end();
+    assert!(training.run(&["show", "new"]).out.contains("running"));
+    assert_eq!(training.run(&["--name", "new", "--resume"]).status.code(), Some(4));
+    // What it says has no reader any more: the checkpoint is on disk, and nothing tells of it.
+    let cancelled = training.run(&["cancel", "new"]);
+    assert_eq!(cancelled.status.code(), Some(0), "{}", cancelled.err);
+    let shown: Value = serde_json::from_str(&training.run(&["show", "new", "--json"]).out).unwrap();
+    assert_eq!(shown["state"], "failed", "{shown}");
+    let ended = training.run(&["--name", "new", "--resume"]);
+    assert_eq!(ended.status.code(), Some(0), "{}", ended.err);
+}
+
+#[test]
+fn a_killed_run_is_known_to_have_failed_and_leaves_what_it_said_readable() {
+    let training = Training::new();
+    let running = training.waiting(&["data.jsonl", "--name", "new"]);
+    let trainer = training.stage.wait_for_process("trainer", 1);
+    running.signal(Signal::KILL);
+    running.end();
+    kill(trainer, Signal::KILL);
+    crate::common::eventually_some("the end of the run", || {
+        training.run(&["ls"]).out.contains("failed").then_some(())
+    });
+    assert!(training.run(&["logs", "new"]).out.contains("step 2 of 4"));
+    assert!(training.run(&["show", "new"]).out.contains("its processes ended without a word"));
+}
+
+#[test]
+fn faults_in_the_data_are_shown_by_line_and_nothing_is_trained() {
+    let training = Training::new();
+    let ended = run(training.command(&["data.jsonl", "--name", "new"]).env("FAKE_TRAINER", "faults"));
+    assert_eq!(ended.status.code(), Some(2), "{}", ended.err);
+    assert_eq!(ended.out, "line 3: no messages\nline 7: not JSON\n");
+    assert!(ended.err.starts_with("error: 2 faults in "), "{}", ended.err);
+    assert_eq!(training.record("new")["state"], "failed");
+    assert!(training.gateway.bodies().is_empty());
+}
+
+#[test]
+fn a_trainer_that_refuses_is_believed_and_its_exit_code_kept() {
+    let training = Training::new();
+    let ended = run(training.command(&["data.jsonl", "--name", "new"]).env("FAKE_TRAINER", "refuse"));
+    assert_eq!(ended.status.code(), Some(5), "{}", ended.err);
+    assert_eq!(ended.err, "error: the executor rents no layers\n");
+    assert_eq!(training.record("new")["error"], "the executor rents no layers");
+    assert!(training.run(&["logs", "new"]).out.contains("warming up"));
+}
+
+#[test]
+fn a_name_that_cannot_be_had_is_refused_before_anything_runs() {
+    let training = Training::new();
+    let cases = [
+        (vec!["data.jsonl", "--name", "pirate"], 4, "--replace"),
+        (vec!["data.jsonl", "--name", "smol"], 2, "the name of the base model"),
+        (vec!["data.jsonl", "--name", "../new"], 2, "'..'"),
+        (vec!["data.jsonl"], 2, "--name"),
+        (vec!["--name", "new"], 2, "DATA"),
+        (vec!["nowhere.jsonl", "--name", "new"], 3, "cannot read nowhere.jsonl"),
+        (vec!["--name", "new", "--resume"], 3, "there is no run called new"),
+        (vec!["show", "new"], 3, "there is no run called new"),
+    ];
+    for (line, code, text) in cases {
+        let ended = training.run(&line);
+        assert_eq!(ended.status.code(), Some(code), "{line:?}: {}", ended.err);
+        assert!(ended.err.contains(text), "{line:?}: {}", ended.err);
+    }
+    assert_eq!(training.starts(), [""; 0]);
+    assert!(!training.directory("new").exists() && !training.directory("pirate").exists());
+    let without = Training { stage: Training::new().stage.without("holobiont-trainer"), ..training };
+    assert_eq!(without.run(&["/dev/null", "--name", "new"]).status.code(), Some(3));
+}
+
+#[test]
+fn an_adapter_is_replaced_only_as_it_was_when_the_run_began() {
+    let training = Training::new();
+    let ended = training.run(&["data.jsonl", "--name", "pirate", "--replace"]);
+    assert_eq!(ended.status.code(), Some(0), "{}", ended.err);
+    assert_eq!(training.gateway.bodies()[0]["expected_generation"], "abcdef0123456789");
+}
+
+#[test]
+fn what_is_trained_and_not_taken_is_kept_and_the_command_that_serves_it_named() {
+    let training = Training::new();
+    let ended = training.run(&["data.jsonl", "--name", "busy"]);
+    assert_eq!(ended.status.code(), Some(5), "{}", ended.err);
+    let record = training.record("busy");
+    let output = record["output"].as_str().unwrap();
+    assert!(ended.err.contains(&format!("try: holobiont adapters add busy {output}")), "{}", ended.err);
+    assert!(Path::new(output).join("adapter_config.json").exists());
+    assert_eq!((&record["state"], &record["result"]["steps"]), (&json!("failed"), &json!(4)));
+}
+
+#[test]
+fn a_dry_run_shows_the_plan_and_leaves_nothing() {
+    let training = Training::new();
+    let ended = training.run(&["data.jsonl", "--name", "new", "--dry-run"]);
+    assert_eq!(ended.status.code(), Some(0), "{}", ended.err);
+    assert!(ended.out.contains("4 of 3 examples each, 1 epoch"), "{}", ended.out);
+    assert!(!training.directory("new").exists() && !training.root.join("tuned").exists());
+    assert!(training.gateway.bodies().is_empty());
+}
+
+#[test]
+fn with_json_every_line_is_an_event_and_errors_are_json_too() {
+    let training = Training::new();
+    let ended = training.run(&["data.jsonl", "--name", "new", "--json"]);
+    let events: Vec<Value> = ended.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let names: Vec<_> = events.iter().map(|event| event["event"].as_str().unwrap()).collect();
+    assert_eq!(names, ["plan", "step", "step", "evaluation", "step", "step", "done", "published"]);
+    assert_eq!((ended.err.as_str(), &events[7]["name"]), ("", &json!("new")));
+    let ended = training.run(&["--name", "new", "--resume", "--json"]);
+    let error: Value = serde_json::from_str(&ended.err).unwrap();
+    assert_eq!(error["error"]["code"], "conflict");
+    let runs: Value = serde_json::from_str(&training.run(&["ls", "--json"]).out).unwrap();
+    assert_eq!(runs["runs"][0]["name"], "new");
+}
+
+fn done(ended: &Ended) {
+    assert_eq!(ended.status.code(), Some(0), "{}", ended.err);
+}
+
+/// What a file of answers was asked, and what was answered.
+fn answers(path: &Path) -> Vec<(String, Vec<Value>)> {
+    let of_line = |line: &str| {
+        let line: Value = serde_json::from_str(line).unwrap();
+        let answers = line["answers"].as_array().unwrap().clone();
+        (line["messages"][0]["content"].as_str().unwrap().to_owned(), answers)
+    };
+    text(path).lines().map(of_line).collect()
+}
+
+#[test]
+fn a_draft_learns_what_the_model_answers_and_what_was_answered_is_not_asked_again() {
+    let training = Training::new();
+    let asked = |training: &Training| -> Vec<Value> {
+        training.gateway.bodies().into_iter().filter(|body| body["logprobs"] == true).collect()
+    };
+    fs::write(training.stage.home.path().join("prompts.txt"), "one\ntwo\nthree\n").unwrap();
+    let line = [
+        "prompts.txt",
+        "--name",
+        "quick",
+        "--draft",
+        "--draft-layers",
+        "2",
+        "--answer-tokens",
+        "9",
+        "--seed",
+        "4",
+    ];
+    done(&training.run(&line));
+    let bodies = asked(&training);
+    assert_eq!(bodies.len(), 6);
+    assert!(bodies.iter().all(|body| {
+        body["model"] == "smol" && body["max_tokens"] == 9 && body["return_tokens_as_token_ids"] == true
+    }));
+    assert_eq!(bodies.iter().filter(|body| body["temperature"] == 0.0).count(), 3);
+    let path = training.directory("quick").join("answers.jsonl");
+    let kept = answers(&path);
+    assert_eq!(kept.iter().map(|(asked, _)| asked.as_str()).collect::<Vec<_>>(), ["one", "two", "three"]);
+    assert!(kept.iter().all(|(_, answers)| answers.len() == 2));
+    assert_eq!(
+        kept[0].1[0],
+        json!({"temperature": 0.0, "tokens": [5, 9], "likely": [[[5, -0.125], [7, -2.5]], []]})
+    );
+    let starts = training.starts().join("\n");
+    assert!(
+        starts.contains(&format!("--data {}", path.display())) && starts.contains("--draft --draft-layers 2")
+    );
+
+    // A kill may leave half a line; another run of the same asks what is missing alone.
+    let whole = text(&path);
+    let half = whole.len() - whole.lines().last().unwrap().len() / 2;
+    fs::write(&path, &whole[..half]).unwrap();
+    done(&training.run(&[&line[..], &["--replace", "--rank", "3"]].concat()));
+    assert_eq!(asked(&training).len(), 8);
+    assert_eq!(text(&path), whole);
+    // Who asks otherwise gets other answers.
+    let dry = training.run(&[&line[..], &["--replace", "--dry-run", "--model", "pirate"]].concat());
+    done(&dry);
+    assert!(dry.out.contains("3, of which 0 are answered"), "{}", dry.out);
+    assert_eq!(asked(&training).len(), 8, "a rehearsal asks nothing");
+}
+
+#[test]
+fn a_draft_may_learn_from_answers_that_there_are_and_of_a_model_that_is_served_alone() {
+    let training = Training::new();
+    fs::write(training.stage.home.path().join("said.jsonl"), "{\"answers\": []}\n").unwrap();
+    done(&training.run(&["said.jsonl", "--name", "quick", "--draft"]));
+    assert!(training.starts().join("\n").contains("said.jsonl"));
+    done(&training.run(&["said.jsonl", "--name", "second", "--draft", "--model", "nobody"]));
+    let ended = training.run(&["data.jsonl", "--name", "third", "--draft", "--model", "nobody"]);
+    assert_eq!(ended.status.code(), Some(3), "{}", ended.err);
+    assert!(ended.err.contains("no model called nobody is served"), "{}", ended.err);
+    let without = training.run(&["data.jsonl", "--name", "fourth", "--draft-layers", "2"]);
+    assert_eq!(without.status.code(), Some(2), "{}", without.err);
+}

@@ -1,0 +1,249 @@
+//! The forward pass judged by Hugging Face transformers and PEFT (see `tests/golden/README.md`).
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use kernels::lora::LoraPrecision;
+use model::{
+    adapter::{Adapter, AnyAdapter},
+    deltas::prepared::PreparedAdapter,
+    forward::ForwardPass as _,
+    precision::Precision,
+    resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
+    sites::SitePath,
+    sources::{dequantized::Dequantized, open::open},
+};
+use serde::Deserialize;
+
+use crate::golden_support::{Asked, RealGolden, check_all, check_embeddings, generate, read};
+
+#[derive(Deserialize)]
+struct Refusals {
+    refused: Vec<Refused>,
+}
+
+#[derive(Deserialize)]
+struct Refused {
+    name: String,
+    model: String,
+    because: String,
+}
+
+fn golden_dir() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden")
+}
+
+fn resident(model: &Path) -> ResidentModel {
+    resident_with(model, Precision::default(), KvDtype::Auto)
+}
+
+fn resident_with(model: &Path, precision: Precision, kv_dtype: KvDtype) -> ResidentModel {
+    let source = open(model).unwrap();
+    let weights = LoadedWeights::load(&*source, 1).unwrap().with_precision(precision);
+    let options = ResidentOptions { cores: vec![0], kv_bytes: 16 << 20, kv_dtype };
+    ResidentModel::new(weights, &options).unwrap()
+}
+
+fn adapter(model: &Path, path: &Path) -> Arc<PreparedAdapter> {
+    let adapter = Adapter::read(path, open(model).unwrap().config()).unwrap();
+    prepared(model, adapter.into())
+}
+
+fn prepared(model: &Path, asked: Asked) -> Arc<PreparedAdapter> {
+    let source = open(model).unwrap();
+    let weights = LoadedWeights::load(&*source, 1).unwrap();
+    Arc::new(asked.prepared(source.config(), weights.adapter_precision()))
+}
+
+#[test]
+fn every_model_and_adapter_gives_the_logits_and_tokens_of_transformers() {
+    // Weights of 16 bits meet activations of 16 bits, and those of 4 or 8 rounded ones; all others must agree to 1e-3.
+    let tolerance = |name: &str| match name {
+        _ if name.contains("gptq") || name.contains("awq") => 0.3,
+        _ if name.contains("bf16") => 0.15,
+        _ => 1e-3,
+    };
+    check_all(&golden_dir(), tolerance, resident, |_, model, asked| Some(prepared(model, asked)));
+}
+
+#[test]
+fn hidden_states_are_those_of_transformers() {
+    check_embeddings(&golden_dir(), 1e-3, resident, |_, model, path| adapter(model, path));
+}
+
+#[test]
+fn quantized_layers_are_the_weights_that_they_stand_for() {
+    let load = |path: &Path| {
+        let source = Dequantized(open(path).unwrap());
+        let options = ResidentOptions { cores: vec![0], kv_bytes: 16 << 20, kv_dtype: KvDtype::F32 };
+        ResidentModel::new(LoadedWeights::load(&source, 1).unwrap(), &options).unwrap()
+    };
+    // Nothing is rounded, adapters neither.
+    let exact = |_: &ResidentModel, model: &Path, asked: Asked| {
+        Some(Arc::new(asked.prepared(open(model).unwrap().config(), LoraPrecision::Exact)))
+    };
+    // But minima and weights of 16 bits, in some of these (`sources::safetensors::quantized`).
+    let tolerance = |name: &str| if name.contains("gptq") || name.contains("awq") { 5e-2 } else { 1e-3 };
+    check_all(&golden_dir(), tolerance, load, exact);
+}
+
+#[test]
+fn a_dora_is_refused_by_name_where_the_bases_weights_are_not_at_hand() {
+    let dir = golden_dir();
+    let source = open(&dir.join("models/llama-tied")).unwrap();
+    let path = dir.join("adapters/dora/llama-tied/everything");
+    let error = Adapter::read(&path, source.config()).unwrap_err().to_string();
+    assert!(error.contains("use_dora") && error.contains("an executor"), "{error}");
+    let AnyAdapter::Decomposed(dora) = AnyAdapter::read(&path, source.config()).unwrap() else {
+        panic!("it is a DoRA")
+    };
+    let error = dora.over(source.config(), |_, _| None).unwrap_err().to_string();
+    assert!(error.contains("`model.layers.0.self_attn.q_proj`"), "{error}");
+}
+
+#[test]
+fn adapters_that_are_not_supported_are_refused_by_name() {
+    let dir = golden_dir();
+    let index: Refusals = read(&dir.join("index.json"));
+    assert!(!index.refused.is_empty());
+    for refused in &index.refused {
+        let source = open(&dir.join("models").join(&refused.model)).unwrap();
+        let error =
+            Adapter::read(&dir.join("adapters/refused").join(&refused.name), source.config()).unwrap_err();
+        let text = format!("{error}");
+        assert!(
+            text.contains(&refused.because),
+            "{}: {text} does not name {}",
+            refused.name,
+            refused.because
+        );
+    }
+}
+
+/// Largest error of a logit that 4-bit weights and activations of 8 bits may cause; logits span about 40.
+const Q4_1_TOLERANCE: f32 = 1.5;
+
+/// The real model: `HOLOBIONT_TEST_MODEL`, or where `scripts/fetch-model` puts it.
+fn real_model() -> PathBuf {
+    let path = std::env::var_os("HOLOBIONT_TEST_MODEL").map_or_else(
+        || Path::new(env!("CARGO_MANIFEST_DIR")).join("../.models/SmolLM2-135M-Instruct.Q4_1.gguf"),
+        PathBuf::from,
+    );
+    assert!(path.exists(), "{} is missing; run ./scripts/fetch-model", path.display());
+    path
+}
+
+/// How far logits of the real model are from those of its dequantized weights, in squares, on its golden prompts.
+fn squares_of(resident: &mut ResidentModel, golden: &RealGolden) -> f64 {
+    let errors = golden.cases.iter().flat_map(|case| {
+        let (logits, _) = generate(resident, None, &case.prompt, case.greedy.len());
+        golden.errors(case, &logits)
+    });
+    errors.map(|error| f64::from(error).powi(2)).sum()
+}
+
+#[test]
+fn the_finer_activations_are_rounded_the_nearer_is_the_real_model_to_its_dequantized_weights() {
+    let path = real_model();
+    let golden: RealGolden = read(&golden_dir().join("expected/smollm2-q4_1/base.json"));
+    let of = |precision| squares_of(&mut resident_with(&path, precision, KvDtype::F32), &golden);
+    let [int8, mixed, int15, exact] =
+        [Precision::Int8, Precision::Mixed, Precision::Int15, Precision::Exact].map(of);
+    println!("squares: {int8:.1} of 8 bits, {mixed:.1} mixed, {int15:.3} of 15, {exact:.3} exact");
+    assert!(mixed < int8 / 2.0 && int15 < mixed / 20.0 && exact < mixed / 20.0);
+}
+
+#[test]
+fn the_finer_keys_and_values_are_kept_the_nearer_is_the_real_model_to_its_dequantized_weights() {
+    let path = real_model();
+    let golden: RealGolden = read(&golden_dir().join("expected/smollm2-q4_1/base.json"));
+    let of = |kv_dtype| squares_of(&mut resident_with(&path, Precision::Exact, kv_dtype), &golden);
+    let [int8, f16, f32] = [KvDtype::Int8, KvDtype::F16, KvDtype::F32].map(of);
+    let rounded = squares_of(&mut resident_with(&path, Precision::Mixed, KvDtype::F32), &golden);
+    println!(
+        "squares: {int8:.2} of 8 bits, {f16:.4} of 16, {f32:.4} of 32; {rounded:.2} of mixed activations"
+    );
+    assert!(f16 < int8 / 20.0 && f32 <= f16 && int8 < rounded);
+}
+
+#[test]
+fn an_exact_pass_has_the_bits_of_an_exact_deployment_and_leaves_others_theirs() {
+    let path = real_model();
+    let golden: RealGolden = read(&golden_dir().join("expected/smollm2-q4_1/base.json"));
+    let prompt = &golden.cases[0].prompt;
+    let over = |precision| resident_with(&path, precision, KvDtype::F16);
+    let mut serving = over(Precision::Mixed);
+    let before = generate(&mut serving, None, prompt, 4);
+    serving.take(SitePath::Linear);
+    let exact = generate(&mut serving, None, prompt, 4);
+    serving.take(SitePath::Fast);
+    assert_eq!(generate(&mut serving, None, prompt, 4), before);
+    assert_eq!(generate(&mut over(Precision::Exact), None, prompt, 4), exact);
+    assert_ne!(before, exact);
+}
+
+#[test]
+fn the_real_model_agrees_with_its_dequantized_weights() {
+    let path = real_model();
+    let mut resident = resident(&path);
+    let dir = golden_dir();
+    for name in ["base", "pirate", "json", "haiku"] {
+        let example = dir.join("../../examples/adapters").join(name);
+        let adapter = (name != "base").then(|| adapter(&path, &example));
+        let golden: RealGolden = read(&dir.join("expected/smollm2-q4_1").join(format!("{name}.json")));
+        let (mut errors, mut agreed, mut steps) = (Vec::new(), 0, 0);
+        for case in &golden.cases {
+            let (logits, tokens) = generate(&mut resident, adapter.as_ref(), &case.prompt, case.greedy.len());
+            errors.extend(golden.errors(case, &logits));
+            agreed += case.same(name, &tokens, Q4_1_TOLERANCE);
+            steps += tokens.len();
+        }
+        let worst = errors.iter().copied().fold(0.0, f32::max);
+        let squares: f64 = errors.iter().map(|&error| f64::from(error).powi(2)).sum();
+        println!(
+            "{name}: largest logit error {worst:.3}, rms {:.3}, {agreed} of {steps} greedy tokens before the first difference",
+            (squares / errors.len() as f64).sqrt()
+        );
+        assert!(errors.iter().all(|&error| error <= Q4_1_TOLERANCE), "{name}: logit error {worst}");
+    }
+}
+
+/// Gemma 3 270M, beside the real model: `scripts/fetch-model gemma` puts it there.
+fn gemma() -> PathBuf {
+    let path = real_model().with_file_name("gemma-3-270m-q4_k_m.gguf");
+    assert!(path.exists(), "{} is missing; run ./scripts/fetch-model gemma", path.display());
+    path
+}
+
+/// Largest error of a logit of Gemma 3 270M, whose logits span about 40: with its weights in 32 bits, and as they are served.
+const GEMMA_EXACT: f32 = 1e-3;
+const GEMMA_SERVED: f32 = 0.6;
+
+/// Logits and greedy tokens behind short texts, and behind one that is longer than the window of most layers.
+fn check_gemma(resident: &mut ResidentModel, what: &str, tolerance: f32) {
+    let golden: RealGolden = read(&golden_dir().join("expected/gemma3-270m-q4_k_m/base.json"));
+    assert!(golden.cases.iter().any(|case| case.prompt.len() > 512));
+    for case in &golden.cases {
+        let (logits, tokens) = generate(resident, None, &case.prompt, case.greedy.len());
+        let worst = golden.errors(case, &logits).into_iter().fold(0.0, f32::max);
+        let agreed = case.same(what, &tokens, tolerance);
+        let of = (case.prompt.len(), case.greedy.len());
+        println!("{what}: logit error {worst:.5} behind {} tokens, {agreed} of {} greedy", of.0, of.1);
+        assert!(worst <= tolerance, "{what}: logit error {worst} behind {} tokens", of.0);
+    }
+}
+
+#[test]
+fn gemma_in_32_bits_gives_the_logits_and_tokens_of_transformers() {
+    let source = Dequantized(open(&gemma()).unwrap());
+    let weights = LoadedWeights::load(&source, 2).unwrap();
+    let options = ResidentOptions { cores: vec![0, 1], kv_bytes: 64 << 20, kv_dtype: KvDtype::Auto };
+    check_gemma(&mut ResidentModel::new(weights, &options).unwrap(), "32 bits", GEMMA_EXACT);
+}
+
+#[test]
+fn gemma_as_it_is_served_agrees_with_its_dequantized_weights() {
+    check_gemma(&mut resident(&gemma()), "as served", GEMMA_SERVED);
+}

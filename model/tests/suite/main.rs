@@ -1,0 +1,33 @@
+//! Models and adapters as files, and passes over them, judged by transformers and PEFT and against themselves.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod files_adapter;
+mod files_adapter_dora;
+mod files_adapter_embedding;
+mod files_adapter_methods;
+mod files_adapter_named;
+mod files_adapter_saved;
+mod files_experts;
+mod files_families;
+mod files_gguf;
+mod files_gguf_source;
+mod files_location;
+mod files_quantized;
+mod files_safetensors;
+#[path = "../files_support/mod.rs"]
+mod files_support;
+mod first_layers;
+mod golden;
+#[path = "../golden_support/mod.rs"]
+mod golden_support;
+mod identity;
+mod ring;
+mod same_bits;
+mod sampling;
+mod site_model;
+mod sites;
+mod skeleton;
+mod split;
+mod streamed;
+mod tiers;
+mod training;

@@ -1,0 +1,7 @@
+//! Deployments on a GPU, or on the driver's stand-in: what `scripts/gpu-pack` packs.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod answers;
+mod faults;
+mod memory;
+mod rented;

@@ -1,0 +1,424 @@
+//! An executor of nothing but base layers, on a GPU or on the stand-in for one: split clients rent them by every route, and
+//! get what the resident engine's own GPU gives them, to the last bit, and what the CPU gives, as far as 16 bits tell.
+
+use std::{
+    io::{BufRead as _, BufReader, Read as _},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    thread,
+    time::Duration,
+};
+
+use client::{
+    address::Address,
+    session::{Session, Settings, calls::Ask},
+    transport::{Connect, local::LocalConnector, remote::RemoteConnector},
+};
+use e2e_tests::{
+    WATCHDOG, eventually, eventually_some,
+    fixtures::{program, prompt},
+    gpu::{VOCABULARY, adapter, has_device, is_stand_in, real_model, small_model},
+    signal,
+    split::{
+        Doors, Route, Tenant,
+        tenant::{LINEAR, OPEN},
+    },
+    watched,
+};
+use model::sites::SiteId;
+use rustix::process::Signal;
+use serde_json::Value;
+use shmproto::layer::{Class, Op, Path as SitePath};
+use tempfile::TempDir;
+
+/// Tokens of a prompt: with those of all clients at once so few that a row's bits do not depend on its company.
+const PROMPT: usize = 6;
+/// Tokens of an answer of the small model, and of the real one: the stand-in computes each for seconds.
+const ANSWER: usize = 6;
+const REAL_ANSWER: usize = 2;
+/// What the small model's tokenizer has words for.
+const WORDS: &str = "abaabbab";
+const QUESTION: &str = "The capital of France is";
+/// Logits may differ so much between the CPU and a device that rounds to bf16.
+const TOLERANCE: f32 = 0.2;
+
+/// `base-executor`, started by itself; killed when it is dropped.
+struct Executor {
+    child: Child,
+    /// What the next one in its place is started with.
+    command: Vec<String>,
+    directory: PathBuf,
+}
+
+impl Executor {
+    /// Of `model` on `device`, with an engine or without one, in `directory`; whoever has a certificate of `doors` may come
+    /// in from outside.
+    fn start(directory: &Path, model: &Path, (engine, device): (&str, &str), doors: Option<&Doors>) -> Self {
+        let socket = directory.join("private/executor.sock");
+        let mut command =
+            vec!["--engine".to_owned(), engine.to_owned(), "--device".to_owned(), device.to_owned()];
+        command.extend(["--model".to_owned(), model.display().to_string()]);
+        command.extend(["--socket".to_owned(), socket.display().to_string()]);
+        if let Some(doors) = doors {
+            let file = |name| doors.ca().with_file_name(name).display().to_string();
+            command.extend(["--layer-listen".to_owned(), doors.address().to_string()]);
+            command.extend(["--layer-cert".to_owned(), file("server.pem")]);
+            command.extend(["--layer-cert-key".to_owned(), file("server-key.pem")]);
+            command.extend(["--layer-client-ca".to_owned(), file("ca.pem")]);
+        }
+        let mut executor = Self { child: spawn(&command, &[]), command, directory: directory.to_owned() };
+        executor.await_ready();
+        executor
+    }
+
+    fn await_ready(&mut self) {
+        let mut line = String::new();
+        let stdout = self.child.stdout.take().expect("its stdout is a pipe");
+        BufReader::new(stdout).read_line(&mut line).expect("its stdout can be read");
+        assert_eq!(line, "ready\n", "{}", self.complaint());
+    }
+
+    /// What it said, once it has ended.
+    fn complaint(&mut self) -> String {
+        let mut text = String::new();
+        let _ = self.child.kill();
+        let read = self.child.stderr.take().map(|mut stderr| stderr.read_to_string(&mut text));
+        read.and_then(Result::ok).map_or_else(String::new, |_| text)
+    }
+
+    fn address(&self, doors: Option<&Doors>, route: Route) -> String {
+        let private = self.directory.join("private");
+        match route {
+            Route::SharedMemory => private.join("layers.sock").display().to_string(),
+            Route::Ipc => format!("ipc://{}", private.join("layers.zmq").display()),
+            Route::Tls => format!("tls://{}", doors.expect("TLS has doors").address()),
+        }
+    }
+
+    fn connector(&self, doors: Option<&Doors>, route: Route) -> Box<dyn Connect> {
+        match self.address(doors, route).parse().expect("an address") {
+            Address::Local(socket) => Box::new(LocalConnector::new(socket, Duration::ZERO, WATCHDOG)),
+            address => {
+                let files = doors.map(|doors| doors.tls_files(None)).unwrap_or_default();
+                let connector = RemoteConnector::new(address, None, &files, WATCHDOG);
+                Box::new(connector.expect("the certificates can be read"))
+            }
+        }
+    }
+
+    fn tenant(&self, model: &Path, doors: Option<&Doors>, route: Route) -> Tenant {
+        let rented = Tenant::rent(model, self.connector(doors, route), OPEN, None, WATCHDOG);
+        rented.expect("the executor takes a client in")
+    }
+
+    /// Kills it, and puts another in its place.
+    fn replace(&mut self, environment: &[(&str, &str)]) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        self.child = spawn(&self.command, environment);
+        self.await_ready();
+    }
+
+    /// Asks it to end, which it does in order.
+    fn stop(mut self) {
+        signal(self.child.id(), Signal::TERM);
+        assert!(self.child.wait().expect("a child").success());
+    }
+}
+
+impl Drop for Executor {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Without the settings of whoever runs the tests.
+fn bare(name: &str) -> Command {
+    let mut command = Command::new(program(name));
+    let ours = |name: &std::ffi::OsString| name.as_encoded_bytes().starts_with(b"HOLOBIONT_");
+    for (name, _) in std::env::vars_os().filter(|(name, _)| ours(name)) {
+        command.env_remove(name);
+    }
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+fn spawn(arguments: &[String], environment: &[(&str, &str)]) -> Child {
+    let mut command = bare("base-executor");
+    command.args(arguments).args(["--log-format", "human"]).env("HOLOBIONT_KV_BYTES", "4MiB");
+    command.envs(environment.iter().copied()).env_remove("NOTIFY_SOCKET");
+    command.spawn().expect("base-executor starts")
+}
+
+/// `holobiont-client generate` over `route`.
+fn client(
+    executor: &Executor,
+    model: &Path,
+    doors: &Doors,
+    route: Route,
+    (question, tokens): (&str, usize),
+) -> Command {
+    let mut client = bare("holobiont-client");
+    client.args(["--json", "--quiet", "generate", "--executor", &executor.address(Some(doors), route)]);
+    client.arg("--model").arg(model).args(["--patience-s", "90"]);
+    if route == Route::Tls {
+        let (certificate, key) = doors.identity();
+        client.arg("--ca").arg(doors.ca()).arg("--cert").arg(certificate).arg("--cert-key").arg(key);
+    }
+    client.args(["--temperature", "0", "--max-tokens", &tokens.to_string(), "--raw", "--", question]);
+    client
+}
+
+/// The text that the program printed.
+fn text(client: Child) -> String {
+    let output = client.wait_with_output().expect("its output can be read");
+    let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{complaint}");
+    let answer: Value = serde_json::from_slice(&output.stdout).expect("the answer is JSON");
+    answer["text"].as_str().expect("it has text").to_owned()
+}
+
+/// The answers of clients that ask over every route at once.
+fn answers(executor: &Executor, model: &Path, doors: &Doors, asked: (&str, usize)) -> Vec<String> {
+    let start =
+        |route| client(executor, model, doors, route, asked).spawn().expect("holobiont-client starts");
+    Route::ALL.map(start).map(text).to_vec()
+}
+
+fn place() -> TempDir {
+    tempfile::tempdir().expect("a temporary directory")
+}
+
+fn tokens(seed: u32, length: usize) -> Vec<u32> {
+    prompt(seed, length).into_iter().map(|token| token % VOCABULARY as u32).collect()
+}
+
+#[test]
+fn the_real_models_rented_layers_answer_over_every_route_as_a_resident_gpu_and_the_cpu_do() {
+    let Some(model) = real_model().filter(|_| has_device()) else { return };
+    watched(move || {
+        let asked = (QUESTION, REAL_ANSWER);
+        let [rented, resident, cpu] =
+            [("none", "cuda:0"), ("resident", "cuda:0"), ("none", "cpu")].map(|kind| {
+                let (place, doors) = (place(), Doors::new());
+                let executor = Executor::start(place.path(), &model, kind, Some(&doors));
+                let answers = answers(&executor, &model, &doors, asked);
+                executor.stop();
+                answers
+            });
+        eprintln!("{rented:?} {resident:?} {cpu:?}");
+        assert!(!rented[0].is_empty());
+        for answer in rented.iter().chain(&resident).chain(&cpu) {
+            assert_eq!(answer, &rented[0], "the likeliest tokens are far likelier than the next");
+        }
+    });
+}
+
+/// The largest difference, which is no number if one of them is none.
+fn difference(one: &[f32], other: &[f32]) -> f32 {
+    assert_eq!(one.len(), other.len());
+    let difference = |(one, other): (&f32, &f32)| (one - other).abs();
+    one.iter().zip(other).map(difference).fold(0.0, |most, next| if next <= most { most } else { next })
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
+}
+
+/// The logits of a few prompts and adapters over every route, all clients at once.
+fn logits(executor: &Executor, model: &Path, doors: &Doors, adapter: &Path) -> Vec<Vec<f32>> {
+    thread::scope(|scope| {
+        let routes = Route::ALL.map(|route| {
+            scope.spawn(move || {
+                let mut tenant = executor.tenant(model, Some(doors), route);
+                let mut logits = Vec::new();
+                for wearing in [None, Some(adapter)] {
+                    tenant.wear(wearing);
+                    (0..3).for_each(|seed| logits.push(tenant.logits(&tokens(seed, PROMPT))));
+                }
+                logits
+            })
+        });
+        let routes =
+            routes.map(|route| route.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        for route in &routes[1..] {
+            for (one, other) in routes[0].iter().zip(route) {
+                assert_eq!(bits(one), bits(other), "the same bits by every route, alone and in company");
+            }
+        }
+        routes.into_iter().next().unwrap_or_default()
+    })
+}
+
+#[test]
+fn rented_layers_of_a_gpu_give_the_bits_that_a_resident_engines_gpu_gives() {
+    if !has_device() {
+        return;
+    }
+    watched(|| {
+        let (model, own) = (small_model(), place());
+        adapter(5, 12, own.path());
+        let [rented, resident, cpu] =
+            [("none", "cuda:0"), ("resident", "cuda:0"), ("none", "cpu")].map(|kind| {
+                let (place, doors) = (place(), Doors::new());
+                let executor = Executor::start(place.path(), model.path(), kind, Some(&doors));
+                let logits = logits(&executor, model.path(), &doors, own.path());
+                executor.stop();
+                logits
+            });
+        assert_ne!(bits(&rented[0]), bits(&rented[3]), "the adapter changes something");
+        for ((rented, resident), cpu) in rented.iter().zip(&resident).zip(&cpu) {
+            assert_eq!(bits(rented), bits(resident), "one model, any route, the same bits");
+            let difference = difference(rented, cpu);
+            assert!(difference < TOLERANCE, "{difference} beside the CPU");
+        }
+    });
+}
+
+/// What comes out of every site, forward and backward, for rows that mean nothing.
+fn every_site(executor: &Executor, route: Route, doors: &Doors, rows: usize) -> Vec<Vec<f32>> {
+    let settings = Settings { masking: LINEAR.word().to_owned(), patience: WATCHDOG, ..Settings::default() };
+    let mut session =
+        Session::open(executor.connector(Some(doors), route), settings).expect("a session is opened");
+    let sites = session.catalog().sites.clone();
+    let mut all = Vec::new();
+    for (site, shape) in (0..).map(SiteId).zip(&sites) {
+        let outputs: usize = shape.parts.iter().map(|part| part.rows as usize).sum();
+        let inputs = shape.columns as usize;
+        for (op, input, output) in [(Op::Forward, inputs, outputs), (Op::Backward, outputs, inputs)] {
+            let x: Vec<f32> = (0..rows * input).map(|i| (i * 7919 % 1013) as f32 / 1013.0 - 0.5).collect();
+            let mut out = vec![f32::NAN; rows * output];
+            let ask = Ask { site, part: None, op, path: SitePath::Linear, class: Class::Prefill };
+            session.call(ask, &x, &mut out).expect("the executor answers");
+            all.push(out);
+        }
+    }
+    all
+}
+
+#[test]
+fn gradients_through_a_gpus_rented_layers_are_those_of_the_cpu() {
+    if !has_device() {
+        return;
+    }
+    watched(|| {
+        let model = small_model();
+        let all = ["cuda:0", "cpu"].map(|device| {
+            let (place, doors) = (place(), Doors::new());
+            let executor = Executor::start(place.path(), model.path(), ("none", device), Some(&doors));
+            let all = [1, 40].map(|rows| {
+                // At once, so that some are computed together.
+                thread::scope(|scope| {
+                    let (executor, doors) = (&executor, &doors);
+                    let of = |route| scope.spawn(move || every_site(executor, route, doors, rows));
+                    let all = Route::ALL.map(of).map(|one| one.join().expect("a session"));
+                    for other in &all[1..] {
+                        let most = all[0].iter().zip(other).map(|(a, b)| difference(a, b));
+                        assert!(most.fold(0.0, f32::max) < 1e-4, "every route gives the same");
+                    }
+                    all.into_iter().next().unwrap_or_default()
+                })
+            });
+            executor.stop();
+            all.concat()
+        });
+        assert_eq!(all[0].len(), all[1].len());
+        for (gpu, cpu) in all[0].iter().zip(&all[1]) {
+            let (difference, largest) = (difference(gpu, cpu), cpu.iter().copied().fold(1.0, f32::max));
+            assert!(difference < 1e-4 * largest, "{difference} of {largest}");
+        }
+    });
+}
+
+#[test]
+fn rented_layers_of_a_gpu_outlive_clients_that_die_and_serve_whoever_is_left() {
+    if !has_device() {
+        return;
+    }
+    watched(|| {
+        let (model, place, doors) = (small_model(), place(), Doors::new());
+        let executor = Executor::start(place.path(), model.path(), ("none", "cuda:0"), Some(&doors));
+        let golden = answers(&executor, model.path(), &doors, (WORDS, ANSWER));
+        let files = |id: u32| std::fs::read_dir(format!("/proc/{id}/fd")).map_or(0, Iterator::count);
+        let before = files(executor.child.id());
+        for round in 0..9 {
+            let route = Route::ALL[round % 3];
+            // It would go on for long.
+            let mut victim = client(&executor, model.path(), &doors, route, (WORDS, 200));
+            let mut victim = victim.spawn().expect("holobiont-client starts");
+            thread::sleep(Duration::from_millis(100 + 60 * round as u64));
+            let asked = client(&executor, model.path(), &doors, route, (WORDS, ANSWER)).spawn();
+            let _ = victim.kill();
+            let _ = victim.wait();
+            assert_eq!(text(asked.expect("holobiont-client starts")), golden[0]);
+        }
+        eventually("nothing of the dead is left", || files(executor.child.id()) <= before);
+        assert_eq!(answers(&executor, model.path(), &doors, (WORDS, ANSWER)), golden);
+        executor.stop();
+    });
+}
+
+/// Clients in the middle of their answers, over every route: the text each will give.
+fn under_way(executor: &Executor, model: &Path, doors: &Doors, length: usize) -> Vec<Child> {
+    let begin = |route| {
+        let mut client = client(executor, model, doors, route, (WORDS, length));
+        client.spawn().expect("holobiont-client starts")
+    };
+    let children = Route::ALL.map(begin);
+    thread::sleep(Duration::from_millis(400));
+    children.into()
+}
+
+#[test]
+fn clients_of_a_gpus_rented_layers_go_on_with_the_executor_that_comes_after_a_dead_one() {
+    if !has_device() {
+        return;
+    }
+    watched(|| {
+        let (model, place, doors) = (small_model(), place(), Doors::new());
+        let mut executor = Executor::start(place.path(), model.path(), ("none", "cuda:0"), Some(&doors));
+        let length = 40;
+        let golden = answers(&executor, model.path(), &doors, (WORDS, length));
+        for _ in 0..3 {
+            let clients = under_way(&executor, model.path(), &doors, length);
+            executor.replace(&[]);
+            assert_eq!(clients.into_iter().map(text).collect::<Vec<_>>(), golden);
+        }
+        if is_stand_in() {
+            // The device is lost after so many launches: the process ends, says why, and the next one serves.
+            executor.replace(&[("CUDA_ON_CPU_FAIL_AFTER", "400")]);
+            let clients = under_way(&executor, model.path(), &doors, length);
+            let ended = || executor.child.try_wait().expect("a child");
+            let status = eventually_some("the end of an executor without a device", ended);
+            assert!(!status.success());
+            let complaint = executor.complaint();
+            assert!(complaint.contains("the device that holds the base is lost"), "{complaint}");
+            executor.replace(&[]);
+            assert_eq!(clients.into_iter().map(text).collect::<Vec<_>>(), golden);
+        }
+        executor.stop();
+    });
+}
+
+#[test]
+fn a_gpu_that_rents_layers_of_an_unknown_architecture_says_that_the_cpu_does() {
+    if !has_device() {
+        return;
+    }
+    let (model, place) = (small_model(), place());
+    let path = model.path().join("config.json");
+    let config = std::fs::read_to_string(&path).expect("it has a configuration");
+    std::fs::write(
+        &path,
+        config.replace("\"LlamaForCausalLM\"]", "\"StarfishForCausalLM\"], \"model_type\": \"starfish\""),
+    )
+    .expect("it is written");
+    let arguments = ["--engine", "none", "--device", "cuda:0", "--model"].map(str::to_owned);
+    let socket = place.path().join("private/executor.sock").display().to_string();
+    let others = [model.path().display().to_string(), "--socket".to_owned(), socket];
+    let output = spawn(&[&arguments[..], &others].concat(), &[]).wait_with_output().expect("it ends");
+    let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success());
+    assert!(complaint.contains("any other --device cpu"), "{complaint}");
+}

@@ -1,0 +1,309 @@
+//! Clients and executors of the sound masking modes die anywhere: no pad is ever used twice, and the answer is the same.
+//!
+//! What executors are sent passes a socket of the test's, and an auditor that tells from the rows alone which pad each is covered
+//! with. The model is so small that a death takes a fraction of a second.
+
+use std::{
+    fs,
+    panic::{AssertUnwindSafe, catch_unwind},
+    path::PathBuf,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use client::{FAILPOINTS, PAD_FAILPOINTS};
+use e2e_tests::{
+    chaos::Places,
+    eventually, signal,
+    split::{
+        Program,
+        audit::{PoolAuditor, SharesAuditor},
+        exact::{ExactExecutor, write_model},
+        tap::Witness,
+    },
+    watched,
+};
+use rustix::process::Signal;
+use shmproto::layer::{
+    CallHeader, Class, Dtype, Op, Path as SitePath, Source,
+    draw::{Draw, Key},
+};
+use tempfile::TempDir;
+
+/// Five tokens.
+const PROMPT: &str = "sound";
+const ANSWER: usize = 6;
+/// Sites of the small model: each is called once for the prompt, and once for every token of the answer but the last.
+const SITES: usize = 13;
+/// Rows of an answer: one of each token at each site, but at the head, which is for what is drawn.
+const ROWS: usize = (SITES - 1) * (PROMPT.len() + ANSWER - 1) + ANSWER;
+/// Tokens that pads are made for at a time: as many as a death loses.
+const TOKENS: usize = 64;
+/// Where executors die of a call.
+const DEATHS: [&str; 4] =
+    ["layer.call_taken", "layer.before_batch", "layer.after_batch", "layer.before_answer"];
+
+/// The exit code of a command that nobody answers.
+const UNAVAILABLE: i32 = 5;
+
+/// A model, and the answer that every client must give.
+struct Scene {
+    directory: TempDir,
+    golden: String,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        write_model(&directory.path().join("model"));
+        let mut scene = Self { directory, golden: String::new() };
+        let bare = scene.executor(Arc::new(|_, _| {}));
+        let ended = scene.ask(&bare).arg("--path").arg("ring").ask(PROMPT, ANSWER).run();
+        scene.golden = ended.text().to_owned();
+        scene
+    }
+
+    fn model(&self) -> PathBuf {
+        self.directory.path().join("model")
+    }
+
+    fn executor(&self, witness: Witness) -> ExactExecutor {
+        ExactExecutor::start(&self.model(), witness)
+    }
+
+    /// A client of an executor, without its prompt.
+    fn ask(&self, executor: &ExactExecutor) -> Program {
+        let program = Program::bare().arg("generate").renting(&executor.address(), &self.model());
+        program.arg("--ignore-eos")
+    }
+}
+
+/// Who shows an auditor each call.
+fn witness<T: Send + 'static>(auditor: &Arc<Mutex<T>>, hear: fn(&mut T, &CallHeader, &[u8])) -> Witness {
+    let auditor = Arc::clone(auditor);
+    Arc::new(move |call, body| hear(&mut lock(&auditor), call, body))
+}
+
+fn lock<T>(auditor: &Mutex<T>) -> MutexGuard<'_, T> {
+    auditor.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A pool, and who looks after it.
+struct Pool {
+    directory: PathBuf,
+    model: PathBuf,
+    places: Places,
+    auditor: Arc<Mutex<PoolAuditor>>,
+}
+
+impl Pool {
+    fn new(scene: &Scene) -> Self {
+        let directory = scene.directory.path().join("pads");
+        let auditor = Arc::new(Mutex::new(PoolAuditor::new(&directory)));
+        Self { directory, model: scene.model(), places: Places::new(), auditor }
+    }
+
+    fn prepare(&self) -> Program {
+        let program = Program::bare().arg("pads").arg("prepare").arg("--model").arg(&self.model);
+        program.arg("--tokens").arg(TOKENS.to_string()).arg("--pads").arg(&self.directory)
+    }
+
+    /// Makes pads, and lets the auditor see them.
+    fn fill(&self) {
+        let ended = self.prepare().run();
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        lock(&self.auditor).learn();
+    }
+
+    fn ask(&self, scene: &Scene, executor: &ExactExecutor) -> Program {
+        let program = scene.ask(executor).arg("--masking").arg("pads").arg("--pads").arg(&self.directory);
+        program.ask(PROMPT, ANSWER)
+    }
+
+    /// Lets a program be killed when it gets to `place` for the `at`th time.
+    fn kill(&self, program: Program, place: &str, at: usize) {
+        self.places.arm(place, &format!("kill {at}"));
+        let ended = program.mortal(&self.places).run();
+        assert_eq!(ended.code, None, "it was not killed at {place}: {ended:?}");
+        self.places.clear(place);
+    }
+
+    /// What was used so far, none of it twice.
+    fn used(&self) -> usize {
+        lock(&self.auditor).audited()
+    }
+}
+
+/// At which of many hits a client dies that asks for an answer: amid the prompt, and amid the answer.
+fn hits(place: &str) -> &'static [usize] {
+    match place {
+        "client.session_opened" | "client.pads_before_note" | "client.pads_noted" => &[1],
+        _ => &[2 * SITES / 3, 5 * SITES + 6],
+    }
+}
+
+#[test]
+fn a_client_that_is_killed_anywhere_uses_no_pad_twice_and_says_the_same_again() {
+    watched(|| {
+        let scene = Scene::new();
+        let pool = Pool::new(&scene);
+        let executor = scene.executor(witness(&pool.auditor, PoolAuditor::hear));
+        // While the pool is made; then while pads are, and before and after it is noted that they are there.
+        pool.kill(pool.prepare(), "client.pads_noted", 1);
+        pool.kill(pool.prepare(), "client.pads_written", SITES / 2);
+        pool.kill(pool.prepare(), "client.pads_before_note", 1);
+        pool.kill(pool.prepare(), "client.pads_noted", 1);
+        let answer = || {
+            pool.fill();
+            let (before, ended) = (pool.used(), pool.ask(&scene, &executor).run());
+            assert_eq!(ended.text(), scene.golden, "{ended:?}");
+            assert_eq!(pool.used() - before, ROWS, "a pad for each row");
+        };
+        answer();
+        let of_users = PAD_FAILPOINTS.iter().filter(|place| **place != "client.pads_written");
+        for place in of_users.chain(FAILPOINTS) {
+            for &at in hits(place) {
+                pool.fill();
+                pool.kill(pool.ask(&scene, &executor), place, at);
+                answer();
+            }
+        }
+    });
+}
+
+#[test]
+fn an_executor_that_is_killed_amid_an_answer_gets_no_pad_again_and_the_client_goes_on() {
+    watched(|| {
+        let scene = Scene::new();
+        let pool = Pool::new(&scene);
+        let mut executor = scene.executor(witness(&pool.auditor, PoolAuditor::hear));
+        for (place, at) in DEATHS.into_iter().zip([3, 16, 29, 60]) {
+            pool.fill();
+            let before = pool.used();
+            executor.places.arm(place, &format!("kill {at}"));
+            let running = pool.ask(&scene, &executor).start();
+            executor.await_death(place);
+            executor.return_from_death();
+            let ended = running.finish();
+            assert_eq!((ended.text(), ended.reconnections()), (&*scene.golden, 1), "{place}: {ended:?}");
+            assert!(pool.used() - before > ROWS, "what it was asked again was covered anew");
+        }
+    });
+}
+
+/// Two executors, and who looks at both.
+struct Pair {
+    both: [ExactExecutor; 2],
+    auditor: Arc<Mutex<SharesAuditor>>,
+}
+
+impl Pair {
+    fn new(scene: &Scene) -> Self {
+        let auditor = Arc::new(Mutex::new(SharesAuditor::default()));
+        let hear: [fn(&mut SharesAuditor, &CallHeader, &[u8]); 2] =
+            [SharesAuditor::hear_first, SharesAuditor::hear_second];
+        Self { both: hear.map(|hear| scene.executor(witness(&auditor, hear))), auditor }
+    }
+
+    fn ask(&self, scene: &Scene) -> Program {
+        let [first, second] = &self.both;
+        let program = scene.ask(first).arg("--masking").arg("shares");
+        program.arg("--second-executor").arg(second.address())
+    }
+
+    fn used(&self) -> usize {
+        lock(&self.auditor).audited()
+    }
+}
+
+#[test]
+fn either_of_two_executors_may_be_killed_amid_an_answer_and_gets_no_pad_again() {
+    watched(|| {
+        let scene = Scene::new();
+        let mut pair = Pair::new(&scene);
+        let deaths = DEATHS.into_iter().flat_map(|place| [(0, place), (1, place)]);
+        for ((mortal, place), at) in deaths.zip([3, 60, 16, 29, 29, 16, 60, 3]) {
+            let before = pair.used();
+            pair.both[mortal].places.arm(place, &format!("kill {at}"));
+            let running = pair.ask(&scene).ask(PROMPT, ANSWER).start();
+            pair.both[mortal].await_death(place);
+            pair.both[mortal].return_from_death();
+            let ended = running.finish();
+            assert_eq!(ended.text(), scene.golden, "{mortal}, {place}: {ended:?}");
+            assert!(pair.used() - before >= ROWS, "{mortal}, {place}");
+        }
+    });
+}
+
+#[test]
+fn an_answer_ends_where_the_second_executor_does_not_come_back() {
+    watched(|| {
+        let scene = Scene::new();
+        let mut pair = Pair::new(&scene);
+        pair.both[1].places.arm("layer.before_batch", "kill 20");
+        let running = pair.ask(&scene).arg("--patience-s").arg("1").ask(PROMPT, ANSWER).start();
+        pair.both[1].await_death("layer.before_batch");
+        let ended = running.finish();
+        assert_eq!(ended.code, Some(UNAVAILABLE), "{ended:?}");
+        assert!(pair.used() > 0);
+    });
+}
+
+#[test]
+fn a_client_that_hides_its_rows_leaves_no_image_of_its_memory_behind() {
+    watched(|| {
+        let (scene, places) = (Scene::new(), Places::new());
+        let pair = Pair::new(&scene);
+        places.arm("client.after_call", "stop");
+        let mut running = pair.ask(&scene).ask(PROMPT, ANSWER).mortal(&places).start();
+        eventually("it is answered", || places.has_fired("client.after_call"));
+        let limits = fs::read_to_string(format!("/proc/{}/limits", running.id())).unwrap();
+        let core = limits.lines().find_map(|line| line.strip_prefix("Max core file size")).unwrap();
+        assert_eq!(core.split_whitespace().collect::<Vec<_>>(), ["0", "0", "bytes"]);
+        // It is about to stop, or has.
+        eventually("its end", || {
+            signal(running.id(), Signal::CONT);
+            running.has_ended()
+        });
+        assert_eq!(running.finish().text(), scene.golden);
+    });
+}
+
+/// A call of one row.
+fn call(source: Source) -> CallHeader {
+    CallHeader {
+        op: Op::ForwardNoBias,
+        path: SitePath::Ring,
+        class: Class::Decode,
+        dtype: Dtype::F32,
+        site: 0,
+        part: None,
+        source,
+        sequence: 1,
+        rows: 1,
+        input: 0,
+        output: 0,
+    }
+}
+
+fn bytes(words: &[f32]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_bits().to_le_bytes()).collect()
+}
+
+#[test]
+fn the_auditor_sees_a_pad_that_is_used_again_and_a_row_without() {
+    let draw = Draw { key: Key::new(&[7; 32]), first: 9 };
+    let mut pad = [0.0; 8];
+    draw.fill(0, pad.len(), &mut pad);
+    let mut other = pad;
+    other[0] = f32::from_bits(pad[0].to_bits() ^ 0xfff);
+    for (rows, expected) in
+        [([pad, other], "pad 9 of site 0 was used again"), ([pad, [0.0; 8]], "0 pads cover a row at site 0")]
+    {
+        let mut auditor = SharesAuditor::default();
+        auditor.hear_second(&call(Source::Draw), &bytes(&*draw.to_words()));
+        rows.iter().for_each(|row| auditor.hear_first(&call(Source::Rows), &bytes(row)));
+        let panic = catch_unwind(AssertUnwindSafe(|| auditor.audited())).unwrap_err();
+        let complaint = panic.downcast::<String>().unwrap();
+        assert!(complaint.contains(expected), "{complaint}");
+    }
+}

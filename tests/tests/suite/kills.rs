@@ -1,0 +1,416 @@
+//! Death at named places, under load: every answer golden, the registry exact, nothing left behind.
+//!
+//! Adapters come over a slow emulated link to a device that has room for one of them, and two workers compute meanwhile:
+//! so every way in which an adapter can be computed is taken when somebody dies.
+//!
+//! `HOLOBIONT_KILLS` says how many deaths, `HOLOBIONT_PLACES` a part of the names of their places (all), `HOLOBIONT_SEED`
+//! which, `HOLOBIONT_LEDGER` where the figures go.
+
+use std::{
+    env,
+    sync::{Arc, atomic::Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use e2e_tests::{
+    Ask, Client, Deployment, Fault, Place, Plan, Process,
+    chaos::{Ledger, Names, Places, Random, Traffic, Variants},
+    eventually, fixtures, repeats, watched,
+};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+/// Contents of adapters; more than the executor has room for.
+const VARIANTS: u32 = 6;
+const CLIENTS: u64 = 4;
+/// Names that are loaded, replaced and unloaded all the time.
+const NAMES: [&str; 5] = ["ash", "birch", "cedar", "elm", "fir"];
+/// How long a place gets to be reached before it is somebody else's turn. At the end it gets as many turns as it takes.
+const REACH: Duration = Duration::from_secs(6);
+/// Room on the device for each of the contents, but not for two, and a link that takes a third of a second for one.
+const DEVICE_KIB: u64 = 2 << 10;
+const LINK_GBPS: f64 = 0.05;
+/// A place that is reached only if requests wait for their adapters instead of starting without.
+const ON_DEMAND: [&str; 1] = ["executor.cold_waits"];
+/// Others that are on the way there.
+const ON_THE_WAY: [&str; 5] = [
+    "executor.cold_start",
+    "executor.block_arrived",
+    "executor.adapter_arrived",
+    "executor.adapter_evicted",
+    "forward.after_qkv",
+];
+
+fn set_pin(client: &Client, name: &str, pinned: bool) -> Result<Value, Fault> {
+    client.try_post("/v1/pin_lora_adapter", &json!({ "lora_name": name, "pinned": pinned }))
+}
+
+/// What has to happen for a process to get to a place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Provocation {
+    /// Requests alone.
+    Traffic,
+    /// A replacement.
+    Change,
+    /// An unload.
+    Unload,
+    /// A pin.
+    Pin,
+    /// A request for an adapter that is only on disk.
+    Cold,
+    /// A caller who goes away.
+    Leave,
+    /// A start of that process, so it is killed first.
+    Start(Process),
+    /// An orderly end of that process.
+    Stop(Process),
+    /// An orderly end of the gateway while something endless runs.
+    Cut,
+    /// The executor's death under load.
+    Loss,
+}
+
+impl Provocation {
+    /// True if what it leads to happens by itself some time later.
+    fn takes_a_moment(self) -> bool {
+        matches!(self, Self::Start(_) | Self::Stop(_) | Self::Cut | Self::Loss)
+    }
+}
+
+/// A place, and what has to happen for a process to get there.
+type Target = (&'static str, Provocation);
+
+/// Where deaths happen while requests start without their adapters, from the processes' own tables.
+fn places() -> Vec<Target> {
+    let [executor, worker] =
+        [base_executor::FAILPOINTS, lora_worker::FAILPOINTS].map(|table| table.iter().copied());
+    let all = gateway::failpoints().into_iter().chain(executor).chain(worker);
+    let meant = env::var("HOLOBIONT_PLACES").unwrap_or_default();
+    // The tests of jobs have deaths of their own.
+    let elsewhere = [&ON_DEMAND[..], gateway::training::FAILPOINTS].concat();
+    let here =
+        |place: &&str| !place.ends_with("_fails") && !elsewhere.contains(place) && place.contains(&meant);
+    all.filter(here).map(target).collect()
+}
+
+fn target(place: &'static str) -> Target {
+    (place, provocation(place))
+}
+
+fn provocation(place: &str) -> Provocation {
+    use Provocation::{Change, Cold, Cut, Leave, Loss, Pin, Start, Stop, Traffic, Unload};
+    let has = |words: &[&str]| words.iter().any(|word| place.contains(word));
+    let process = match place.split_once('.') {
+        Some(("gateway", _)) => Process::Gateway,
+        Some(("worker", _)) => Process::Worker,
+        _ => Process::Executor,
+    };
+    match place {
+        "worker.leaving" => Stop(process),
+        "worker.left" => Loss,
+        "worker.image_withdrawn" => Unload,
+        _ if has(&["worker.connected", "worker.hello", "worker.seated", "worker.image"]) => Start(process),
+        // What the executor does about a worker takes a worker that comes or goes.
+        _ if has(&["worker_", "image_offered"]) => Start(Process::Worker),
+        _ if has(&["cold_", "block_arrived", "adapter_arrived", "adapter_evicted"]) => Cold,
+        _ if has(&["unload"]) => Unload,
+        _ if has(&["drain_cut"]) => Cut,
+        _ if has(&["drain"]) => Stop(process),
+        // What the executor does about a gateway takes a gateway that comes or goes.
+        _ if has(&["hello", "welcome", "gateway_gone"]) => Start(Process::Gateway),
+        _ if has(&["weights", "bind", "restore", "ready", "swept"]) => Start(process),
+        _ if has(&["redo"]) => Loss,
+        _ if has(&["pin"]) => Pin,
+        _ if has(&["cop", "sync", "rename", "load", "commit", "adapter"]) => Change,
+        "gateway.evict" => Cold,
+        _ if has(&["cancel"]) => Leave,
+        _ => Traffic,
+    }
+}
+
+/// A deployment under attack.
+struct Arena {
+    deployment: Deployment,
+    variants: Arc<Variants>,
+    names: Names,
+    random: Random,
+    ledger: Ledger,
+    places: Places,
+}
+
+impl Arena {
+    /// A deployment that does as `cold_start` says with requests whose adapter is not on the device.
+    fn open(test: &'static str, seed: u64, cold_start: &str) -> Self {
+        let (places, place) = (Places::new(), Arc::new(Place::new()));
+        // What is golden is learned where adapters are always there.
+        let calm = Plan::bare().workers(0).start_in(Arc::clone(&place));
+        let variants = Arc::new(Variants::learn(&calm.client, &place.adapters(), VARIANTS));
+        assert!(calm.stop().success());
+        // Room for two or three adapters of six, and for the keys and values of hardly two long requests: everything moves.
+        let plan = Plan::bare().mortal(&places).bytes("KV_BYTES", 4800).bytes("DISK_BYTES", 16 << 10);
+        let plan = plan.bytes("ADAPTER_BYTES", 4 << 10).set("GRACE_MS", "300");
+        let plan = plan.cores(2).workers(2).cold(DEVICE_KIB, LINK_GBPS).set("COLD_START", cold_start);
+        Self {
+            deployment: plan.start_in(place),
+            variants,
+            names: Names::default(),
+            random: Random::new(seed),
+            ledger: Ledger::new(test, seed),
+            places,
+        }
+    }
+
+    fn client(&self) -> &Client {
+        &self.deployment.client
+    }
+
+    /// Lets a process die at `place`; false if it was not reached in time.
+    fn kill_at(&mut self, place: &'static str, provocation: Provocation) -> bool {
+        let hits = if place.starts_with("forward.") { 1 + self.random.below(300) } else { 1 };
+        eprintln!("{} {place}", self.ledger.total());
+        self.places.arm(place, &format!("kill {hits}"));
+        let started = Instant::now();
+        while !self.places.has_fired(place) && started.elapsed() < REACH {
+            self.provoke(provocation);
+            // A start or an end takes a moment to get there.
+            if provocation.takes_a_moment() {
+                let waiting = Instant::now();
+                while !self.places.has_fired(place) && waiting.elapsed() < REACH {
+                    thread::sleep(Duration::from_millis(10));
+                }
+            }
+        }
+        let fired = self.places.has_fired(place);
+        self.places.clear(place);
+        if fired {
+            self.ledger.hit(place);
+        } else {
+            self.ledger.count("not reached", 1);
+        }
+        self.settle();
+        fired
+    }
+
+    /// A death, or one of each kind, at no place in particular.
+    fn kill_anywhere(&mut self) {
+        let all = self.random.below(2) == 0;
+        thread::sleep(Duration::from_millis(self.random.below(200) as u64));
+        let first = *self.random.pick(&Process::ALL);
+        for process in Process::ALL.into_iter().filter(|process| all || *process == first) {
+            self.deployment.signal(process, Signal::KILL);
+        }
+        self.ledger.hit(if all { "all" } else { first.program() });
+        self.settle();
+    }
+
+    fn provoke(&mut self, provocation: Provocation) {
+        match provocation {
+            Provocation::Traffic => thread::sleep(Duration::from_millis(20)),
+            Provocation::Change => self.change(),
+            Provocation::Unload => self.unload(),
+            Provocation::Pin => self.pin(),
+            Provocation::Cold => {
+                // All of them in turn are more than fit; a change makes sure that they are there.
+                self.change();
+                for name in NAMES {
+                    let _ = self.client().try_ask(&Ask { max_tokens: 1, ..self.variants.ask(name, 0) });
+                }
+            }
+            Provocation::Leave => drop(self.client().try_stream(&self.variants.ask(e2e_tests::BASE, 2))),
+            Provocation::Start(process) => self.deployment.signal(process, Signal::KILL),
+            Provocation::Stop(process) => self.deployment.signal(process, Signal::TERM),
+            Provocation::Cut => {
+                let endless = Ask::new(e2e_tests::BASE, fixtures::prompt(9, 8), 200);
+                let stream = self.client().try_stream(&endless);
+                // It goes on being computed while somebody might read it.
+                self.deployment.signal(Process::Gateway, Signal::TERM);
+                thread::spawn(move || drop(stream.map(|mut stream| stream.read_to_end())));
+            }
+            Provocation::Loss => self.deployment.kill_executor(),
+        }
+    }
+
+    /// Makes a name stand for another content.
+    fn change(&mut self) {
+        let name = *self.random.pick(&NAMES);
+        let (path, generation) = self.random.pick(&self.variants.adapters).clone();
+        let body = json!({ "lora_name": name, "lora_path": path, "load_inplace": true });
+        let outcome = self.client().try_post("/v1/load_lora_adapter", &body);
+        if let Ok(answer) = &outcome {
+            assert_eq!(answer["generation"], generation.as_str(), "{name}");
+        }
+        self.note("changes", name, Some(generation), &outcome);
+    }
+
+    fn unload(&mut self) {
+        let name = *self.random.pick(&NAMES);
+        if self.names.certain(name).is_none() {
+            return self.change();
+        }
+        let outcome = self.client().try_post("/v1/unload_lora_adapter", &json!({ "lora_name": name }));
+        self.note("unloads", name, None, &outcome);
+    }
+
+    fn pin(&mut self) {
+        let name = *self.random.pick(&NAMES);
+        if self.names.certain(name).is_none() {
+            return self.change();
+        }
+        for pinned in [true, false] {
+            let outcome = set_pin(self.client(), name, pinned);
+            if outcome.is_err() {
+                self.settle();
+                // Pins that stayed would leave no room for anything else.
+                let freed = || set_pin(self.client(), name, false).is_ok();
+                return eventually("the pin is taken away", freed);
+            }
+        }
+    }
+
+    fn note<T>(
+        &mut self,
+        figure: &'static str,
+        name: &str,
+        wanted: Option<String>,
+        outcome: &Result<T, Fault>,
+    ) {
+        if let Err(fault) = outcome {
+            eprintln!("{figure} of {name} to {:.12}: {fault}", wanted.as_deref().unwrap_or("nothing"));
+        }
+        self.names.change(name, wanted, outcome);
+        match outcome {
+            Ok(_) => self.ledger.count(figure, 1),
+            Err(Fault::Refused { .. }) => self.ledger.count("refused changes", 1),
+            Err(Fault::Silence(_)) => {
+                self.ledger.count("unanswered changes", 1);
+                self.settle();
+            }
+        }
+    }
+
+    /// Waits until requests are served again, and compares the registry with what it acknowledged.
+    fn settle(&mut self) {
+        let client = &self.deployment.client;
+        // A gateway that has not yet heard of an executor's death still calls itself healthy: only an answer counts.
+        eventually("requests are served again", || {
+            let asked = client.try_ask(&self.variants.ask(e2e_tests::BASE, 0));
+            asked.is_ok_and(|reply| {
+                self.variants.check(0, None, &reply.answer);
+                true
+            })
+        });
+        let mut registry = None;
+        eventually("the registry answers", || {
+            registry = client.registered();
+            registry.is_some()
+        });
+        self.names.settle(&registry.expect("it has answered"));
+    }
+
+    /// Lets processes die at `targets` in turn, so that each is visited equally often, until there were `kills` deaths; the
+    /// seed decides what else happens.
+    fn attack(&mut self, targets: &[Target], kills: u64, traffic: &mut Traffic) {
+        for (place, provocation) in targets.iter().cycle() {
+            traffic.check();
+            if self.random.below(8) == 0 {
+                self.kill_anywhere();
+            }
+            self.kill_at(place, *provocation);
+            self.change();
+            if self.ledger.total() >= kills {
+                break;
+            }
+        }
+        for (place, provocation) in targets.iter().filter(|_| kills >= targets.len() as u64) {
+            let what = format!("a death at {place}");
+            eventually(&what, || self.ledger.hits(place) > 0 || self.kill_at(place, *provocation));
+        }
+    }
+
+    /// What must hold when nothing is under way any more.
+    fn inspect(&self) {
+        let client = self.client();
+        for figure in [
+            "holobiont_requests_in_flight",
+            "holobiont_requests_running",
+            "holobiont_requests_waiting",
+            "holobiont_kv_blocks{state=\"used\"}",
+        ] {
+            eventually(&format!("{figure} is zero"), || client.metric(figure) == 0.0);
+        }
+        for name in NAMES {
+            let generation = self.names.certain(name);
+            for index in 0..self.variants.questions() {
+                match (&generation, client.try_ask(&self.variants.ask(name, index))) {
+                    (Some(_), Ok(reply)) => {
+                        assert_eq!(reply.generation, generation, "{name}");
+                        self.variants.check(index, generation.as_deref(), &reply.answer);
+                    }
+                    (None, Err(Fault::Refused { status: 404, .. })) => {}
+                    (_, outcome) => panic!("{name}, which is {generation:?}: {outcome:?}"),
+                }
+            }
+        }
+    }
+
+    /// The registry's files are those of what is registered, and no others.
+    fn no_orphans(&self) {
+        let stored = std::fs::read_dir(self.deployment.place().state().join("adapters"));
+        let stored = stored.expect("the store").count();
+        let mut generations: Vec<_> = NAMES.iter().filter_map(|name| self.names.certain(name)).collect();
+        generations.sort();
+        generations.dedup();
+        assert_eq!(stored, generations.len(), "directories in the store, generations in the registry");
+    }
+}
+
+/// Kills processes of a deployment under load, and looks at what is left.
+fn survive(mut arena: Arena, targets: &[Target], kills: u64) {
+    let open_files = Process::ALL.map(|process| arena.deployment.open_files(process));
+    let models: Vec<String> = NAMES.iter().copied().chain([e2e_tests::BASE]).map(str::to_owned).collect();
+    let mut traffic = Traffic::begin(arena.client(), &arena.variants, &models, CLIENTS);
+    for _ in 0..NAMES.len() {
+        arena.change();
+    }
+    arena.attack(targets, kills, &mut traffic);
+    let seen = |count: &std::sync::atomic::AtomicU64| count.load(Ordering::Relaxed);
+    eventually("there are more answers than deaths", || {
+        traffic.check();
+        seen(&traffic.tally.answered) > kills
+    });
+    let tally = traffic.finish();
+    arena.inspect();
+    for (process, before) in Process::ALL.into_iter().zip(open_files) {
+        eventually(&format!("a {} runs", process.program()), || arena.deployment.process(process).is_some());
+        let now = arena.deployment.open_files(process);
+        assert!(now <= before + 8, "{process:?} has {now} files open, {before} at the start");
+    }
+    arena.ledger.count("golden answers", seen(&tally.answered));
+    arena.ledger.count("requests sent again", seen(&tally.retried));
+    arena.ledger.count("streams given up", seen(&tally.given_up));
+    arena.ledger.write();
+    // What crashes left behind is swept at the next start.
+    arena.deployment.signal(Process::Gateway, Signal::KILL);
+    eventually("the gateway is back", || arena.deployment.client.is_healthy());
+    arena.settle();
+    arena.no_orphans();
+    assert!(arena.deployment.stop().success());
+}
+
+#[test]
+fn processes_may_die_anywhere_and_no_token_adapter_or_request_is_lost() {
+    let (kills, seed) = (repeats::KILLS.number(), repeats::SEED.number());
+    watched(move || {
+        survive(Arena::open("kills", seed, "cpu-assist"), &places(), kills);
+    });
+}
+
+#[test]
+fn processes_may_die_while_requests_wait_for_their_adapters_and_none_is_lost() {
+    let (kills, seed) = (repeats::KILLS.number() / 15, repeats::SEED.number());
+    watched(move || {
+        let targets: Vec<Target> = ON_DEMAND.into_iter().chain(ON_THE_WAY).map(target).collect();
+        survive(Arena::open("kills on demand", seed, "on-demand"), &targets, kills);
+    });
+}

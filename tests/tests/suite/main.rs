@@ -1,0 +1,34 @@
+//! Deployments: the real programs, started as people start them, in order and in trouble.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod adapters;
+mod bad_input;
+mod churn;
+mod cold_starts;
+mod exact_faults;
+mod executors;
+mod far;
+mod fleet;
+mod fleet_clients;
+mod fleet_faults;
+mod history;
+mod jobs;
+mod kills;
+mod lifecycle;
+mod overload;
+mod provisional;
+mod same_bits;
+mod same_generation;
+mod shared_jobs;
+mod shared_registry;
+mod soak;
+mod speculation;
+mod split;
+mod split_faults;
+mod split_hostile;
+mod stops;
+mod tenants;
+mod tinker;
+mod tune;
+mod typed;
+mod workers;

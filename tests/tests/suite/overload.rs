@@ -1,0 +1,118 @@
+//! More requests than can be served, before the real processes: all at once, which is a burst and queued, and without end,
+//! which is an overload and refused early.
+//!
+//! Nothing here looks at a clock: what is bounded is how many others are served while one waits.
+
+use std::{
+    sync::{
+        Arc, Barrier, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+
+use e2e_tests::{Ask, BASE, Fault, Plan, fixtures, watched};
+use serde_json::json;
+
+const BURST: u32 = 500;
+
+#[test]
+fn a_burst_of_five_hundred_requests_is_served() {
+    watched(|| {
+        // A busy machine may take more than the five seconds of the default until it has sent all of them, and what comes
+        // later than the interval is no burst.
+        let deployment = Plan::bare().set("DELAY_INTERVAL_MS", "120000").start();
+        let together = Barrier::new(BURST as usize);
+        let served = AtomicUsize::new(0);
+        thread::scope(|scope| {
+            for number in 0..BURST {
+                let (client, together, served) = (&deployment.client, &together, &served);
+                scope.spawn(move || {
+                    let ask = Ask::new(BASE, fixtures::prompt(number, 4), 2);
+                    together.wait();
+                    // Nobody sends anything twice.
+                    let reply = client.try_ask(&ask).unwrap_or_else(|fault| panic!("{number}: {fault}"));
+                    assert_eq!(reply.answer.scored.len(), 2);
+                    served.fetch_add(1, Ordering::Relaxed);
+                });
+            }
+        });
+        assert_eq!(served.into_inner(), BURST as usize);
+    });
+}
+
+#[test]
+fn choices_and_prompts_beyond_what_runs_together_wait_for_their_turn() {
+    watched(|| {
+        let deployment = Plan::bare().set("MAX_RUNNING", "4").start();
+        let prompts: Vec<_> = (0..32).map(|number| fixtures::prompt(number, 4)).collect();
+        let body = json!({ "model": BASE, "prompt": prompts, "n": 4, "max_tokens": 2, "ignore_eos": true });
+        let answer = deployment.client.try_post("/v1/completions", &body).expect("it is served");
+        assert_eq!(answer["choices"].as_array().map(Vec::len), Some(128));
+    });
+}
+
+/// Clients of the overload: each asks again as soon as it has an answer of any kind.
+const CLIENTS: usize = 64;
+/// Of them run together.
+const RUNNING: &str = "4";
+/// Requests served before anything is counted: until then the queue of the beginning is worked off.
+const SETTLING: usize = 3 * CLIENTS;
+/// Requests served in all.
+const SERVED: usize = 6 * CLIENTS;
+
+/// What the clients saw.
+#[derive(Debug, Default)]
+struct Tally {
+    served: AtomicUsize,
+    refused: AtomicUsize,
+    /// For each request that was sent after the settling and served: how many others were served meanwhile.
+    overtaken: Mutex<Vec<usize>>,
+}
+
+#[test]
+fn under_a_sustained_overload_most_are_refused_and_the_others_wait_for_few() {
+    watched(|| {
+        let plan = Plan::bare().set("MAX_RUNNING", RUNNING);
+        let plan = plan.set("TARGET_DELAY_MS", "50").set("DELAY_INTERVAL_MS", "500");
+        let deployment = plan.start();
+        let tally = Arc::new(Tally::default());
+        thread::scope(|scope| {
+            for number in 0..CLIENTS {
+                let (client, tally) = (&deployment.client, &*tally);
+                let ask = Ask::new(BASE, fixtures::prompt(number as u32, 4), 16);
+                scope.spawn(move || {
+                    while tally.served.load(Ordering::Relaxed) < SERVED {
+                        ask_once(client, &ask, tally);
+                    }
+                });
+            }
+        });
+        let overtaken = tally.overtaken.lock().unwrap();
+        let few = CLIENTS / 2;
+        let patient = overtaken.iter().filter(|others| **others > few).count();
+        assert!(overtaken.len() >= SERVED - SETTLING - CLIENTS, "{overtaken:?}");
+        assert!(patient * 20 < overtaken.len(), "a queue of all would be {CLIENTS} long: {overtaken:?}");
+        assert!(tally.refused.load(Ordering::Relaxed) > SERVED, "{tally:?}");
+    });
+}
+
+fn ask_once(client: &e2e_tests::Client, ask: &Ask, tally: &Tally) {
+    let before = tally.served.load(Ordering::Relaxed);
+    match client.try_ask(ask) {
+        Ok(_) => {
+            let after = tally.served.fetch_add(1, Ordering::Relaxed);
+            if before > SETTLING {
+                tally.overtaken.lock().unwrap().push(after - before);
+            }
+        }
+        Err(Fault::Refused { status: 429, code }) => {
+            assert_eq!(code, "queue_full");
+            tally.refused.fetch_add(1, Ordering::Relaxed);
+            // Ten times what is served, not a loop that takes the cores from whoever serves.
+            thread::sleep(Duration::from_millis(20));
+        }
+        Err(fault) => panic!("{fault}"),
+    }
+}

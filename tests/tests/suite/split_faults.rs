@@ -1,0 +1,269 @@
+//! Split clients and executors die or stop anywhere: who lives on goes on with the same tokens, and nothing is left behind.
+//!
+//! A resident client and a split one ask for golden answers all the time. Meanwhile other split clients, processes of their
+//! own, are killed or stopped at named places; or the executor is, and they must go on with its successor.
+//!
+//! `HOLOBIONT_SPLIT_FAULTS` says how many clients are harmed, and how many executors; `HOLOBIONT_SEED` how,
+//! `HOLOBIONT_LEDGER` where the figures go.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use e2e_tests::{
+    Ask, BASE, Client, Deployment, Place, Plan, Process,
+    chaos::{Ledger, Places, Random, Traffic, Variants},
+    eventually, fixtures, repeats, signal,
+    split::{Doors, Holdings, Program, Route, Tenant, program::Running, tenant::OPEN, tenant::text},
+    watched,
+};
+use rustix::process::Signal;
+
+/// Tokens of a client's answer.
+const ANSWER: u32 = 6;
+/// A few hundred tokens are two passes over the layers before the first is drawn.
+const PROMPT: &str = "A client of an executor keeps its adapter, its keys and values, and its sampling to itself, and rents \
+    only the base layers. ";
+const REPEATS: usize = 12;
+/// What the companion rests after an answer: without it most of what is computed would be its own.
+const REST: Duration = Duration::from_millis(150);
+/// Calls of a token.
+fn calls() -> usize {
+    usize::try_from(fixtures::calls()).expect("few")
+}
+
+/// The exit code of a command that nobody answers.
+const UNAVAILABLE: i32 = 5;
+
+/// A split client that asks for one golden answer all the time, and outlives executors.
+struct Companion {
+    stop: Arc<AtomicBool>,
+    answered: Arc<AtomicU64>,
+    thread: JoinHandle<()>,
+}
+
+impl Companion {
+    fn begin(mut tenant: Tenant, client: &Client) -> Self {
+        let prompt = fixtures::prompt(77, 30);
+        let golden = client.ask(&Ask::new(BASE, prompt.clone(), ANSWER)).answer.text;
+        let (stop, answered) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let (ends, count) = (Arc::clone(&stop), Arc::clone(&answered));
+        let thread = thread::spawn(move || {
+            let text = text();
+            while !ends.load(Ordering::Relaxed) {
+                let tokens = tenant.generate(&prompt, ANSWER as usize).expect("an answer");
+                let mut decoder = text.decoder(text::detokenize::TextStart::Continuation);
+                let mut said = String::new();
+                tokens.iter().for_each(|&token| said.push_str(decoder.push(token)));
+                said.push_str(decoder.finish());
+                assert_eq!(said, golden, "the companion's answer");
+                count.fetch_add(1, Ordering::Relaxed);
+                thread::sleep(REST);
+            }
+        });
+        Self { stop, answered, thread }
+    }
+
+    /// Fails if it has seen something it should not have.
+    fn check(&self) {
+        assert!(!self.thread.is_finished(), "the companion has given up");
+    }
+
+    fn finish(self) -> u64 {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Err(panic) = self.thread.join() {
+            std::panic::resume_unwind(panic);
+        }
+        self.answered.load(Ordering::Relaxed)
+    }
+}
+
+/// A deployment with company, and the answer that every client must give.
+struct Arena {
+    deployment: Deployment,
+    doors: Doors,
+    places: Places,
+    prompt: String,
+    golden: String,
+    random: Random,
+    ledger: Ledger,
+    traffic: Traffic,
+    companion: Companion,
+    /// What the executor holds for the companion alone.
+    before: Holdings,
+    slowest: Duration,
+}
+
+impl Arena {
+    fn open(test: &'static str, seed: u64) -> Self {
+        let (doors, places, place) = (Doors::new(), Places::new(), Arc::new(Place::new()));
+        let deployment = doors.of(Plan::bare().workers(0).mortal(&places)).start_in(Arc::clone(&place));
+        let client = &deployment.client;
+        let variants = Arc::new(Variants::learn(client, &place.adapters(), 0));
+        let prompt = PROMPT.repeat(REPEATS);
+        let tokens = text().encode_raw(&prompt).expect("text");
+        let golden = client.ask(&Ask::new(BASE, tokens, ANSWER)).answer.text;
+        let companion = doors.tenant(&deployment, Route::SharedMemory, OPEN, None);
+        let companion = Companion::begin(companion, client);
+        let traffic = Traffic::begin(client, &variants, &[BASE.to_owned()], 1);
+        // Its slab is made when its first call needs it.
+        eventually("the companion is answered", || companion.answered.load(Ordering::Relaxed) > 0);
+        let before = Holdings::of(&deployment);
+        let (random, ledger) = (Random::new(seed), Ledger::new(test, seed));
+        let slowest = Duration::ZERO;
+        Self {
+            deployment,
+            doors,
+            places,
+            prompt,
+            golden,
+            random,
+            ledger,
+            traffic,
+            companion,
+            before,
+            slowest,
+        }
+    }
+
+    fn client(&self, route: Route) -> Program {
+        let program = Program::new("generate", &self.doors, &self.deployment, route);
+        program.arg("--patience-s").arg("90").ask(&self.prompt, ANSWER as usize)
+    }
+
+    /// Waits until the executor holds what it held before.
+    fn settle(&mut self) {
+        let begun = Instant::now();
+        let what = format!("the executor holds no more than {:?}", self.before);
+        eventually(&what, || Holdings::of(&self.deployment).are_within(&self.before));
+        self.slowest = self.slowest.max(begun.elapsed());
+        self.traffic.check();
+        self.companion.check();
+    }
+
+    /// A client that is killed, or stopped for a while, at `place`.
+    fn harm_client(&mut self, place: &str, action: &str) {
+        let route = *self.random.pick(&Route::ALL);
+        let at = 1 + self.random.below(if place == "client.session_opened" { 1 } else { 4 * calls() });
+        self.places.arm(place, &format!("{action} {at}"));
+        let mut running = self.client(route).mortal(&self.places).start();
+        self.await_fault(place, &mut running);
+        match action {
+            "kill" => assert_eq!(running.finish().code, None, "it was killed"),
+            _ => {
+                thread::sleep(Duration::from_millis(self.random.below(400) as u64));
+                let goes_on = self.random.below(2) == 0;
+                signal(running.id(), if goes_on { Signal::CONT } else { Signal::KILL });
+                let ended = running.finish();
+                if goes_on {
+                    assert_eq!(ended.text(), self.golden, "{ended:?}");
+                }
+            }
+        }
+        self.note(place, action, route);
+    }
+
+    /// The executor dies or stops at `place` while a client computes, which must go on.
+    fn harm_executor(&mut self, place: &'static str, action: &str) {
+        let route =
+            if place == "layer.channel_made" { Route::SharedMemory } else { *self.random.pick(&Route::ALL) };
+        let few = ["layer.session_opened", "layer.session_left", "layer.channel_made", "layer.joined_pass"];
+        let at = 1 + self.random.below(if few.contains(&place) { 1 } else { 3 * calls() });
+        self.places.arm(place, &format!("{action} {at}"));
+        let mut running = self.client(route).start();
+        self.await_fault(place, &mut running);
+        if action == "stop" {
+            thread::sleep(Duration::from_millis(self.random.below(700) as u64));
+            self.deployment.signal(Process::Executor, Signal::CONT);
+        }
+        self.expect_golden(running, route);
+        self.note(place, action, route);
+    }
+
+    /// The client has gone on. One that had no session yet when the executor died has said so instead, and is started
+    /// again: nobody waits for an executor that was never there.
+    fn expect_golden(&mut self, running: Running, route: Route) {
+        let mut ended = running.finish();
+        let had_no_session = ended.code == Some(UNAVAILABLE) && !ended.complaint.contains("no successor");
+        if had_no_session {
+            self.ledger.count("clients without a session", 1);
+            eventually("a client is served again", || {
+                ended = self.client(route).run();
+                ended.code == Some(0)
+            });
+        }
+        assert_eq!(ended.text(), self.golden, "{ended:?}");
+        // One death, one connection more; a client that is thrown out again and again gets on too, but how.
+        assert!(ended.reconnections() <= 2, "{ended:?}");
+        self.ledger.count("reconnections of clients", ended.reconnections());
+    }
+
+    /// At no place in particular.
+    fn kill_executor_anywhere(&mut self) {
+        let route = *self.random.pick(&Route::ALL);
+        let running = self.client(route).start();
+        thread::sleep(Duration::from_millis(self.random.below(2500) as u64));
+        self.deployment.kill_executor();
+        self.expect_golden(running, route);
+        self.note("anywhere", "kill", route);
+    }
+
+    fn await_fault(&self, place: &str, running: &mut Running) {
+        // What comes after its end is not of its doing, but of its leaving.
+        eventually("the client ends or gets there", || self.places.has_fired(place) || running.has_ended());
+        eventually(place, || self.places.has_fired(place));
+        self.places.clear(place);
+    }
+
+    fn note(&mut self, place: &str, action: &str, route: Route) {
+        eprintln!("{} {action} {place} over {}", self.ledger.total(), route.name());
+        self.ledger.hit(&format!("{place} {action}"));
+        self.settle();
+    }
+
+    fn finish(mut self) {
+        let tally = self.traffic.finish();
+        self.ledger.count("golden resident answers", tally.answered.load(Ordering::Relaxed));
+        self.ledger.count("resident requests sent again", tally.retried.load(Ordering::Relaxed));
+        self.ledger.count("golden answers of the companion", self.companion.finish());
+        let slowest = u64::try_from(self.slowest.as_millis()).expect("a short time");
+        self.ledger.count("slowest return of resources ms", slowest);
+        self.ledger.write();
+        assert!(self.deployment.stop().success());
+    }
+}
+
+#[test]
+fn split_clients_may_die_or_stop_anywhere_and_leave_nothing_behind() {
+    let (faults, seed) = (repeats::SPLIT_FAULTS.number(), repeats::SEED.number());
+    watched(move || {
+        let mut arena = Arena::open("split clients", seed);
+        for (number, place) in (0..faults).zip(client::FAILPOINTS.iter().cycle()) {
+            let actions = ["kill", "stop"];
+            let round = usize::try_from(number).expect("few") / client::FAILPOINTS.len();
+            arena.harm_client(place, actions[round % actions.len()]);
+        }
+        arena.finish();
+    });
+}
+
+#[test]
+fn executors_may_die_or_stop_anywhere_and_split_clients_go_on_with_the_same_tokens() {
+    let (faults, seed) = (repeats::SPLIT_FAULTS.number(), repeats::SEED.number());
+    watched(move || {
+        let mut arena = Arena::open("executors of split clients", seed);
+        for (number, place) in (0..faults).zip(base_executor::LAYER_FAILPOINTS.iter().cycle()) {
+            let action = if arena.random.below(4) == 0 { "stop" } else { "kill" };
+            arena.harm_executor(place, action);
+            if number % 8 == 7 {
+                arena.kill_executor_anywhere();
+            }
+        }
+        arena.finish();
+    });
+}

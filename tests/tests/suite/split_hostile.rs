@@ -1,0 +1,524 @@
+//! Split clients that mean harm: they flood, stall, lie, repeat themselves, or vanish. Nobody else notices.
+//!
+//! A resident client and a split one of another tenant ask for golden answers all the time. Each test does one kind of
+//! harm, and then looks whether the executor holds what it held before.
+
+use std::{
+    io::{self, ErrorKind, Write as _},
+    os::unix::net::UnixStream,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use e2e_tests::{
+    Answer, Ask, BASE, Client, Deployment, Plan,
+    chaos::Random,
+    eventually, fixtures, signal,
+    split::{
+        Doors, Holdings, Program, Route, Tenant,
+        network::Network,
+        raw::{Local, Zmtp, bare, call, is_hung_up_on, open, stream},
+        tenant::OPEN,
+    },
+    watched,
+};
+use rustix::process::Signal;
+use settings::LayersSection;
+use shmproto::layer::{
+    CallHeader, Dtype, Path, Status,
+    control::{FromLayers, ToLayers},
+};
+
+/// Tokens of an honest answer.
+const ANSWER: u32 = 6;
+/// Features of site 0's input, and bytes of a row of them.
+const COLUMNS: usize = 576;
+const ROW_BYTES: usize = 4 * COLUMNS;
+/// Bytes that a row comes and goes with, through site 0.
+const SLAB: u64 = 1 << 20;
+/// Routes that carry ZeroMQ.
+const ZMQ: [Route; 2] = [Route::Ipc, Route::Tls];
+
+/// What an honest client rests after an answer, so that whoever does harm has cores to do it on.
+const REST: Duration = Duration::from_millis(100);
+
+/// Somebody who asks for one golden answer all the time.
+struct Honest {
+    stop: Arc<AtomicBool>,
+    answered: Arc<AtomicU64>,
+    thread: JoinHandle<Vec<Duration>>,
+}
+
+impl Honest {
+    fn begin(mut answer: impl FnMut() -> String + Send + 'static) -> Self {
+        let golden = answer();
+        let (stop, answered) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let (ends, count) = (Arc::clone(&stop), Arc::clone(&answered));
+        let thread = thread::spawn(move || {
+            let mut times = Vec::new();
+            while !ends.load(Ordering::Relaxed) {
+                let begun = Instant::now();
+                assert_eq!(answer(), golden, "an honest client's answer");
+                times.push(begun.elapsed());
+                count.fetch_add(1, Ordering::Relaxed);
+                thread::sleep(REST);
+            }
+            times
+        });
+        Self { stop, answered, thread }
+    }
+
+    /// Waits until it has had so many answers more.
+    fn has_answers(&self, more: u64) {
+        let until = self.answered.load(Ordering::Relaxed) + more;
+        eventually("an honest client is answered", || {
+            assert!(!self.thread.is_finished(), "an honest client has given up");
+            self.answered.load(Ordering::Relaxed) >= until
+        });
+    }
+
+    /// How long its answers took, in ascending order.
+    fn finish(self) -> Vec<Duration> {
+        self.stop.store(true, Ordering::Relaxed);
+        let mut times = self.thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        times.sort();
+        times
+    }
+}
+
+/// A deployment with honest clients, and somebody else's key.
+struct Arena {
+    deployment: Deployment,
+    doors: Doors,
+    /// Of the tenant that means harm.
+    key: String,
+    resident: Honest,
+    split: Honest,
+    before: Holdings,
+}
+
+impl Arena {
+    fn open() -> Self {
+        Self::with(Doors::new(), |plan| plan)
+    }
+
+    fn with(doors: Doors, plan: impl FnOnce(Plan) -> Plan) -> Self {
+        let [key, honest] = ["mallory", "carol"].map(|tenant| doors.add_key(tenant));
+        let ways_in = doors.of(Plan::bare().workers(0));
+        let deployment = plan(ways_in.set("LAYER_KEY_FILE", &doors.key_file().to_string_lossy())).start();
+        let resident = resident(deployment.client.clone());
+        let split = split(doors.tenant(&deployment, Route::SharedMemory, OPEN, Some(&honest)));
+        let before = Holdings::of(&deployment);
+        Self { deployment, doors, key, resident, split, before }
+    }
+
+    fn local(&self, slab_bytes: u64) -> Local {
+        Local::session(&self.deployment, &self.key, slab_bytes).expect("a session")
+    }
+
+    fn zmtp(&self, route: Route) -> Zmtp {
+        Zmtp::session(&self.doors, &self.deployment, route, Some(&self.key)).expect("a session")
+    }
+
+    /// While somebody does harm, or after: honest clients get their answers.
+    fn goes_on(&self) {
+        self.resident.has_answers(2);
+        self.split.has_answers(2);
+    }
+
+    /// The harm is done; nothing of it is left.
+    fn finish(self, what: &str) {
+        self.goes_on();
+        let begun = Instant::now();
+        eventually(&format!("the executor holds {:?}, as before", self.before), || {
+            Holdings::of(&self.deployment).are_within(&self.before)
+        });
+        let back = begun.elapsed();
+        for (who, honest) in [("resident", self.resident), ("split", self.split)] {
+            let times = honest.finish();
+            let (median, last) = (times[times.len() / 2], times[times.len() - 1]);
+            eprintln!("{what}: {} {who} answers, median {median:?}, slowest {last:?}", times.len());
+        }
+        eprintln!("{what}: resources were back after {back:?}");
+        assert!(self.deployment.stop().success());
+    }
+}
+
+fn resident(client: Client) -> Honest {
+    let ask = Ask::new(BASE, fixtures::prompt(41, 20), ANSWER);
+    Honest::begin(move || {
+        let Answer { text, scored, .. } = client.ask(&ask).answer;
+        format!("{text} {scored:?}")
+    })
+}
+
+fn split(mut tenant: Tenant) -> Honest {
+    let prompt = fixtures::prompt(42, 20);
+    Honest::begin(move || format!("{:?}", tenant.generate(&prompt, ANSWER as usize).expect("an answer")))
+}
+
+/// Bytes that mean nothing and differ with `seed`.
+fn garbage(seed: u64, length: usize) -> Vec<u8> {
+    let mut random = Random::new(seed);
+    (0..length).map(|_| u8::try_from(random.below(256)).expect("a byte")).collect()
+}
+
+/// Rows of site 0, as bytes.
+fn rows(count: usize) -> Vec<u8> {
+    vec![0; count * ROW_BYTES]
+}
+
+#[test]
+fn garbage_at_every_door_is_hung_up_on() {
+    watched(|| {
+        let arena = Arena::open();
+        let Arena { deployment, doors, key, .. } = &arena;
+        for seed in 0..6 {
+            for route in ZMQ {
+                // At the door, behind TLS, behind the handshake, and in an open session.
+                let mut raw = bare(doors, deployment, route);
+                let _ = raw.write_all(&garbage(seed, 3000));
+                is_hung_up_on(&mut *raw);
+                let mut agreed = stream(doors, deployment, route, Some(key));
+                let _ = agreed.write_all(&garbage(seed + 10, 3000)).and_then(|()| agreed.flush());
+                is_hung_up_on(&mut *agreed);
+                let mut greeted =
+                    Zmtp::greet(stream(doors, deployment, route, Some(key)), Some(key)).expect("hello");
+                let _ = greeted.send(&garbage(seed + 20, 3000));
+                is_hung_up_on(&mut *greeted.stream);
+                let mut session = arena.zmtp(route);
+                let _ = session.send(&garbage(seed + 30, 3000));
+                is_hung_up_on(&mut *session.stream);
+            }
+            let control = datagrams(deployment.place().state().join("layers.sock"));
+            let _ = rustix::io::write(&control, &garbage(seed, 500));
+            eventually("the control socket is closed", || {
+                matches!(rustix::io::read(&control, &mut [0; 64]), Ok(0) | Err(rustix::io::Errno::CONNRESET))
+            });
+        }
+        arena.finish("garbage");
+    });
+}
+
+/// A connection of datagrams that keeps to no protocol.
+fn datagrams(path: PathBuf) -> rustix::fd::OwnedFd {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).expect("a socket");
+    let path = SocketAddrUnix::new(path).expect("a short path");
+    // Who does not wait is told when more wait to be taken in than the system keeps.
+    eventually("the door is open", || connect(&socket, &path).is_ok());
+    socket
+}
+
+#[test]
+fn frames_of_2_to_the_62_bytes_take_no_memory() {
+    watched(|| {
+        let arena = Arena::open();
+        let resident_bytes = || arena.deployment.resident_bytes(e2e_tests::Process::Executor);
+        arena.goes_on();
+        let before = resident_bytes();
+        let huge = (1_u64 << 62).to_be_bytes();
+        for route in ZMQ {
+            // A message's frame, a command, and the second frame of a call: each announces what will never come.
+            for head in [
+                vec![2_u8],
+                vec![6],
+                Zmtp::call_bytes(&call(1, 1), &[])[..66].iter().copied().chain([2]).collect(),
+            ] {
+                let mut session = arena.zmtp(route);
+                session.send(&[&head[..], &huge].concat()).expect("it is sent");
+                is_hung_up_on(&mut *session.stream);
+            }
+        }
+        arena.goes_on();
+        let after = resident_bytes();
+        assert!(after < before + (8 << 20), "{before} bytes became {after}");
+        arena.finish("frames of 2^62 bytes");
+    });
+}
+
+#[test]
+fn lies_about_shapes_and_places_are_refused_one_by_one() {
+    watched(|| {
+        let arena = Arena::open();
+        let whole = call(1, 1);
+        let lies = [
+            (CallHeader { site: u32::try_from(fixtures::calls()).unwrap(), ..whole }, Status::UnknownSite),
+            (CallHeader { site: u32::MAX, ..whole }, Status::UnknownSite),
+            (CallHeader { part: Some(3), ..whole }, Status::UnknownSite),
+            (CallHeader { rows: 400, ..whole }, Status::Shape),
+            (CallHeader { input: SLAB - 64, ..whole }, Status::Shape),
+            (CallHeader { output: SLAB - 64, ..whole }, Status::Shape),
+        ];
+        let mut local = arena.local(SLAB);
+        for (number, (lie, status)) in (1..).zip(lies) {
+            let reply = local.call(&CallHeader { sequence: number, ..lie }).expect("a reply");
+            assert_eq!(reply.status, status, "{lie:?}");
+        }
+        let honest = CallHeader { sequence: 20, output: 65536, ..whole };
+        assert_eq!(local.call(&honest).expect("a reply").status, Status::Done);
+        drop(local);
+        // Places that are none, and headers that are none, break the protocol and end the session.
+        let breaches = [
+            CallHeader { input: SLAB, ..whole },
+            CallHeader { output: u64::MAX - 63, ..whole },
+            CallHeader { input: 1 << 62, ..whole },
+            CallHeader { input: 3, ..whole },
+            CallHeader { rows: 0, ..whole },
+            CallHeader { rows: u32::MAX, ..whole },
+        ];
+        for breach in breaches {
+            assert_eq!(arena.local(SLAB).call(&breach), None, "{breach:?}");
+        }
+        for route in ZMQ {
+            let mut session = arena.zmtp(route);
+            let mut answer = |header: &CallHeader, rows: &[u8]| {
+                session.call(header, rows).expect("it is sent");
+                session.reply().expect("a reply").0.status
+            };
+            assert_eq!(answer(&whole, &rows(2)), Status::Shape, "more rows than it says");
+            assert_eq!(
+                answer(&CallHeader { sequence: 2, ..whole }, &rows(1)[4..]),
+                Status::Shape,
+                "less than a row"
+            );
+            assert_eq!(answer(&CallHeader { sequence: 3, ..whole }, &[]), Status::Shape, "none");
+            assert_eq!(
+                answer(
+                    &CallHeader { sequence: 4, site: u32::try_from(fixtures::calls()).unwrap(), ..whole },
+                    &rows(1)
+                ),
+                Status::UnknownSite
+            );
+            assert_eq!(
+                answer(&CallHeader { sequence: 5, dtype: Dtype::Bf16, ..whole }, &rows(1)),
+                Status::Shape
+            );
+            assert_eq!(
+                answer(&CallHeader { sequence: 6, path: Path::Linear, ..whole }, &rows(1)),
+                Status::Done
+            );
+        }
+        arena.finish("lies");
+    });
+}
+
+#[test]
+fn a_number_that_was_answered_is_refused_and_changes_nothing() {
+    watched(|| {
+        let arena = Arena::open();
+        let mut local = arena.local(SLAB);
+        let header = CallHeader { output: 65536, ..call(7, 1) };
+        assert_eq!(local.call(&header).expect("a reply").status, Status::Done);
+        for sequence in [7, 1, 0] {
+            let again = CallHeader { sequence, ..header };
+            assert_eq!(local.call(&again).expect("a reply").status, Status::Sequence);
+        }
+        for route in ZMQ {
+            let mut session = arena.zmtp(route);
+            for (sequence, status) in
+                [(7, Status::Done), (7, Status::Sequence), (3, Status::Sequence), (8, Status::Done)]
+            {
+                session.call(&call(sequence, 1), &rows(1)).expect("it is sent");
+                assert_eq!(session.reply().expect("a reply").0.status, status, "number {sequence}");
+            }
+        }
+        drop(local);
+        arena.finish("numbers again");
+    });
+}
+
+/// True if nothing can be written any more, now or later.
+fn is_broken(written: io::Result<usize>) -> bool {
+    written.is_err_and(|error| !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut))
+}
+
+#[test]
+fn floods_without_reading_answers_slow_nobody_down_for_long() {
+    watched(|| {
+        let arena = Arena::open();
+        // Calls as fast as they are taken, and not one answer read: until the executor has had enough.
+        let mut local = arena.local(64 << 20);
+        let (mut sent, begun) = (0_u64, Instant::now());
+        while !local.is_hung_up_on() && begun.elapsed() < Duration::from_secs(8) {
+            let channel = local.channel.as_mut().expect("a channel");
+            sent += u64::from(channel.submit(&CallHeader { output: 32 << 20, ..call(sent + 1, 64) }).is_ok());
+        }
+        eprintln!("a flood of {sent} calls through shared memory");
+        let floods = ZMQ.map(|route| {
+            let mut session = arena.zmtp(route);
+            thread::spawn(move || {
+                let (bytes, begun) = (rows(32), Instant::now());
+                let mut sent = 0;
+                while begun.elapsed() < Duration::from_secs(8) {
+                    sent += 1;
+                    if session.call(&call(sent, 32), &bytes).is_err() {
+                        break;
+                    }
+                }
+                eprintln!("a flood of {sent} calls over {}", route.name());
+                // Who begins to read now is not stuck, only silent, and kept for a minute more.
+                eventually("it is hung up on", || is_broken(session.stream.write(&[0])));
+                session
+            })
+        });
+        arena.goes_on();
+        for flood in floods {
+            let mut session = flood.join().expect("the flood");
+            is_hung_up_on(&mut *session.stream);
+        }
+        drop(local);
+        arena.finish("floods");
+    });
+}
+
+#[test]
+fn sessions_that_stall_hold_only_what_is_theirs() {
+    watched(|| {
+        let arena = Arena::open();
+        let stalls: Vec<Zmtp> = ZMQ
+            .into_iter()
+            .map(|route| {
+                let mut session = arena.zmtp(route);
+                // A call whose rows will never come, and a little of the next one's.
+                let bytes = Zmtp::call_bytes(&call(1, 4096), &rows(4096));
+                session.send(&bytes[..5000]).expect("it is sent");
+                session
+            })
+            .collect();
+        let silent = [arena.local(SLAB), arena.local(64)];
+        let listed = || arena.deployment.client.status()["layers"]["sessions"].as_array().map_or(0, Vec::len);
+        eventually("the sessions are listed", || listed() == 5);
+        arena.goes_on();
+        // Mallory may have so many; each session more is refused, and carol is not asked.
+        let allowed = LayersSection::presets().tenant_sessions.expect("a preset") as usize;
+        let more: Vec<_> =
+            (0..=allowed).map_while(|_| Local::session(&arena.deployment, &arena.key, 64).ok()).collect();
+        assert_eq!(more.len(), allowed - stalls.len() - silent.len());
+        arena.goes_on();
+        // More bytes than the tenant may have are refused, whoever's session asks for them.
+        let mut greedy = silent;
+        let refused = greedy[0].demand_channel(1 << 30).expect_err("a slab above the quota");
+        assert!(refused.to_string().contains("Quota"), "{refused}");
+        drop((stalls, greedy, more));
+        arena.finish("stalls");
+    });
+}
+
+#[test]
+fn three_hundred_idle_connections_keep_nobody_out() {
+    watched(|| {
+        let arena = Arena::open();
+        let Arena { deployment, doors, key, .. } = &arena;
+        let state = deployment.place().state();
+        let control: Vec<_> = (0..300).map(|_| datagrams(state.join("layers.sock"))).collect();
+        let private: Vec<_> = (0..300).map(|_| UnixStream::connect(state.join("layers.zmq"))).collect();
+        let outside: Vec<_> = (0..300).map(|_| bare(doors, deployment, Route::Tls)).collect();
+        arena.goes_on();
+        for route in Route::ALL {
+            let begun = Instant::now();
+            let mut found = None;
+            eventually("a client with a key comes in", || {
+                found = doors.try_tenant(deployment, route, OPEN, Some(key)).ok();
+                found.is_some()
+            });
+            let tokens = found.expect("it came in").generate(&fixtures::prompt(3, 8), 1);
+            assert_eq!(tokens.expect("an answer").len(), 1);
+            eprintln!(
+                "beside 300 idle connections a client came in over {} after {:?}",
+                route.name(),
+                begun.elapsed()
+            );
+        }
+        drop((control, private, outside));
+        arena.finish("idle connections");
+    });
+}
+
+#[test]
+fn sessions_opened_and_dropped_in_a_hurry_leave_nothing() {
+    watched(|| {
+        let arena = Arena::open();
+        for number in 0..60_usize {
+            let mut local = arena.local(SLAB << (number % 5));
+            let _ = local.call(&CallHeader { output: 65536, ..call(1, 1) });
+            if number % 2 == 0 {
+                // A slab in use is replaced by another, and the call in it forgotten.
+                let channel = local.channel.as_mut().expect("a channel");
+                channel.submit(&CallHeader { output: 65536, ..call(2, 1) }).expect("the ring has room");
+                local.demand_channel(SLAB).expect("another slab");
+            } else {
+                assert!(matches!(
+                    local.ask(&open(Route::SharedMemory, &arena.key)),
+                    Ok(FromLayers::Refused(_))
+                ));
+                let _ = local.say(&ToLayers::Close);
+            }
+            let mut session = arena.zmtp(ZMQ[number % 2]);
+            session.call(&call(1, 8), &rows(8)).expect("it is sent");
+        }
+        arena.finish("sessions in a hurry");
+    });
+}
+
+/// A client in a namespace of its own, behind `network`.
+fn far_client(arena: &Arena, network: &Network) -> Program {
+    let launcher = network.far_side(&fixtures::program("holobiont-client"));
+    Program::over(launcher, "generate", &arena.doors, &arena.deployment, Route::Tls)
+}
+
+#[test]
+fn a_half_open_connection_is_given_up_and_a_bad_network_only_slows() {
+    watched(|| {
+        let Some(network) = Network::lay("a_half_open_connection") else { return };
+        let arena = Arena::with(Doors::at(network.address()), |plan| plan);
+        let ask = |program: Program| program.ask("The ship", 48);
+        let golden = ask(far_client(&arena, &network)).run();
+        assert_eq!(golden.code, Some(0), "{golden:?}");
+        if network.degrade(4, 2) {
+            let late = ask(far_client(&arena, &network)).run();
+            assert_eq!(late.text(), golden.text());
+            assert!(network.degrade(0, 0));
+        }
+        // The cable is out for a moment now and then: TCP sends again, and nobody loses a token.
+        eventually("what was asked before is over", || lists(&arena, 1));
+        let mut flapping = ask(far_client(&arena, &network).arg("--patience-s").arg("90")).start();
+        // A client that never was connected does not wait for the network; one that was does.
+        eventually("it is connected", || lists(&arena, 2) || flapping.has_ended());
+        while !flapping.has_ended() {
+            network.cut();
+            thread::sleep(Duration::from_millis(60));
+            network.mend();
+            thread::sleep(Duration::from_millis(700));
+        }
+        assert_eq!(flapping.finish().text(), golden.text());
+        half_open(&arena, &network);
+        arena.finish("half-open connections");
+    });
+}
+
+/// The operator sees so many sessions, the honest client's among them.
+fn lists(arena: &Arena, sessions: usize) -> bool {
+    arena.deployment.client.status()["layers"]["sessions"].as_array().map(Vec::len) == Some(sessions)
+}
+
+/// A client that computes, and then is not there any more, without a word.
+fn half_open(arena: &Arena, network: &Network) {
+    eventually("what was asked before is over", || lists(arena, 1));
+    let vanishing = far_client(arena, network).ask("The ship", 4000).start();
+    eventually("the session is listed", || lists(arena, 2));
+    network.cut();
+    signal(vanishing.id(), Signal::STOP);
+    let begun = Instant::now();
+    eventually("a half-open session is given up", || {
+        arena.split.has_answers(1);
+        lists(arena, 1)
+    });
+    eprintln!("a half-open session was given up after {:?}", begun.elapsed());
+}

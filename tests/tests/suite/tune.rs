@@ -1,0 +1,285 @@
+//! Fine-tuning over the layers that a deployment lends: the program as people run it, killed and started again, beside others.
+//!
+//! `HOLOBIONT_TUNE_KILLS` says how often trainer and executor are killed in the course of one job.
+
+use std::{
+    fs,
+    io::{BufRead as _, BufReader},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use e2e_tests::{Ask, BASE, Deployment, Plan, Process, fixtures, repeats, watched};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+const STEPS: u64 = 24;
+const QUESTION: &str = "What is the capital of France?";
+const ANSWER: &str = "Arr, the capital of France be Paris, matey!";
+
+/// A job's files.
+struct Job {
+    model: PathBuf,
+    directory: tempfile::TempDir,
+    executor: PathBuf,
+}
+
+impl Job {
+    fn new(deployment: &Deployment) -> Self {
+        let directory = tempfile::tempdir().expect("a directory");
+        let lines = [
+            ("Who are you?", "Arr, I be Captain Smol, matey!"),
+            (QUESTION, ANSWER),
+            ("What is two plus two?", "Arr, two plus two be four, matey!"),
+            ("Say hello.", "Ahoy there, matey! Arr!"),
+        ];
+        let line = |(asked, answer): (&str, &str)| json!({ "messages": [{ "role": "user", "content": asked }, { "role": "assistant", "content": answer }] });
+        let text: String = lines.map(|pair| format!("{}\n", line(pair))).concat();
+        fs::write(directory.path().join("data.jsonl"), text).expect("data are written");
+        let model = deployment.model().to_owned();
+        Self { model, directory, executor: deployment.place().state().join("layers.sock") }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// The program, which writes to `name` and keeps its checkpoints beside.
+    fn command(&self, name: &str) -> Command {
+        self.command_under(Command::new(fixtures::program("holobiont-trainer")), name)
+    }
+
+    /// The same, which no file system lets write as much as a checkpoint.
+    fn command_on_a_full_disk(&self, name: &str) -> Command {
+        let mut shell = Command::new("/bin/sh");
+        shell.args(["-c", "trap '' XFSZ; ulimit -f 1000; exec \"$@\"", "sh"]);
+        shell.arg(fixtures::program("holobiont-trainer"));
+        self.command_under(shell, name)
+    }
+
+    fn command_under(&self, mut command: Command, name: &str) -> Command {
+        command.env_clear().env("HOME", self.directory.path());
+        command.args(["run", "--executor"]).arg(&self.executor).arg("--model").arg(&self.model);
+        command.arg("--data").arg(self.path("data.jsonl")).arg("--output").arg(self.path(name));
+        command.arg("--checkpoints").arg(self.path(&format!("{name}.checkpoints")));
+        command.args(["--held-out", "0", "--batch-size", "2", "--epochs", "100", "--rank", "4"]);
+        command.args(["--targets", "q_proj,v_proj,down_proj", "--checkpoint-steps", "3", "--seed", "5"]);
+        command.args(["--learning-rate", "3e-3", "--max-steps", &STEPS.to_string()]);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
+    /// Runs the job to its end; what it told, and its exit code.
+    fn run(&self, name: &str, arguments: &[&str]) -> (Vec<Value>, Option<i32>, String) {
+        let output = self.command(name).args(arguments).output().expect("holobiont-trainer runs");
+        let told = String::from_utf8_lossy(&output.stdout).into_owned();
+        let told = told.lines().map(|line| serde_json::from_str(line).expect("lines of JSON")).collect();
+        (told, output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    }
+
+    /// The same, and the generation that it gave.
+    fn generation(&self, name: &str, arguments: &[&str]) -> String {
+        let (told, code, complaint) = self.run(name, arguments);
+        assert_eq!(code, Some(0), "{complaint}");
+        generation(told.last().expect("an end"))
+    }
+}
+
+fn generation(told: &Value) -> String {
+    assert_eq!(told["event"], "done", "{told}");
+    told["generation"].as_str().expect("a generation").to_owned()
+}
+
+/// Reads what the job tells until it has made `step`.
+fn until(told: &mut impl Iterator<Item = std::io::Result<String>>, step: u64) {
+    let made = told.any(|line| {
+        let told: Value = serde_json::from_str(&line.expect("text")).expect("lines of JSON");
+        told["event"] == "step" && told["step"].as_u64() >= Some(step)
+    });
+    assert!(made, "step {step} is made");
+}
+
+#[test]
+fn a_job_whose_trainer_and_executor_are_killed_gives_the_generation_of_one_that_ran_through() {
+    watched(|| {
+        let deployment = Plan::bare().restless().start();
+        let job = Job::new(&deployment);
+        let whole = job.generation("whole", &[]);
+        let kills = repeats::TUNE_KILLS.number();
+        for kill in 0..kills {
+            let mut child = job.command("killed").arg("--resume").spawn().expect("it starts");
+            let mut told = BufReader::new(child.stdout.take().expect("it is piped")).lines();
+            let step = 1 + kill * (STEPS - 3) / kills;
+            until(&mut told, step);
+            if kill % 2 == 0 {
+                deployment.signal(Process::Executor, Signal::KILL);
+                // It goes on over the executor that comes next.
+                until(&mut told, step + 2);
+            }
+            child.kill().expect("it is ours");
+            child.wait().expect("it is ours");
+        }
+        assert_eq!(job.generation("killed", &["--resume", "--cores", "0,1"]), whole);
+        assert!(deployment.stop().success());
+    });
+}
+
+#[test]
+fn a_full_disk_ends_a_job_by_name_and_it_goes_on_from_the_last_checkpoint() {
+    watched(|| {
+        let deployment = Plan::bare().start();
+        let job = Job::new(&deployment);
+        let whole = job.generation("whole", &[]);
+        let mut child = job.command("filled").spawn().expect("it starts");
+        let mut told = BufReader::new(child.stdout.take().expect("it is piped")).lines();
+        until(&mut told, 4);
+        child.kill().expect("it is ours");
+        child.wait().expect("it is ours");
+        let full = job.command_on_a_full_disk("filled").arg("--resume").output().expect("it runs");
+        assert_eq!(full.status.code(), Some(1));
+        let complaint = String::from_utf8_lossy(&full.stderr);
+        assert!(
+            complaint.contains("checkpoint.safetensors cannot be written: File too large"),
+            "{complaint}"
+        );
+        let left: Vec<_> = fs::read_dir(job.path("filled.checkpoints"))
+            .expect("a directory")
+            .map(|entry| entry.expect("an entry").file_name())
+            .collect();
+        assert!(!left.iter().any(|name| name.to_string_lossy().ends_with(".partial")), "{left:?}");
+        assert_eq!(job.generation("filled", &["--resume"]), whole);
+        assert!(deployment.stop().success());
+    });
+}
+
+#[test]
+fn what_was_learned_beside_serving_is_served_without_a_restart() {
+    watched(|| {
+        let deployment = Plan::bare().whole().start();
+        let job = Job::new(&deployment);
+        let ask = Ask::new(BASE, fixtures::prompt(7, 30), 16);
+        let before = deployment.client.ask(&ask).answer;
+        let output = deployment.place().adapters().join("pirate");
+        let (told, code, complaint) = job.run("learned", &[]);
+        assert_eq!(code, Some(0), "{complaint}");
+        let losses: Vec<f64> = told.iter().filter_map(|told| told["loss"].as_f64()).collect();
+        assert!(losses[losses.len() - 1] < losses[0] / 4.0, "it learned: {losses:?}");
+        copy(&job.path("learned"), &output);
+        let generation = deployment.client.load("pirate", &output);
+        assert_eq!(generation, self::generation(told.last().expect("an end")));
+        let body = json!({ "model": "pirate", "messages": [{ "role": "user", "content": QUESTION }], "temperature": 0, "max_tokens": 40 });
+        let answer = deployment.client.try_post("/v1/chat/completions", &body).expect("an answer");
+        assert_eq!(answer["choices"][0]["message"]["content"], ANSWER);
+        assert_eq!(deployment.client.ask(&ask).answer, before, "the base is as it was");
+        assert!(deployment.stop().success());
+    });
+}
+
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir_all(to).expect("a directory");
+    for entry in fs::read_dir(from).expect("a directory") {
+        let entry = entry.expect("an entry");
+        fs::copy(entry.path(), to.join(entry.file_name())).expect("a file");
+    }
+}
+
+#[test]
+fn faulty_data_are_told_by_line_and_another_jobs_checkpoint_is_refused() {
+    watched(|| {
+        let deployment = Plan::bare().start();
+        let job = Job::new(&deployment);
+        let (_, code, complaint) = job.run("first", &["--max-steps", "1"]);
+        assert_eq!(code, Some(2), "an option twice is refused: {complaint}");
+        let mut child = job.command("first").spawn().expect("it starts");
+        let mut told = BufReader::new(child.stdout.take().expect("it is piped")).lines();
+        until(&mut told, 4);
+        let id = rustix::process::Pid::from_child(&child);
+        rustix::process::kill_process(id, Signal::TERM).expect("it runs");
+        let last = told.last().expect("another line").expect("text");
+        assert!(last.contains("checkpoint"), "{last}");
+        assert_eq!(child.wait().expect("it is ours").code(), Some(143), "it says what ended it");
+        let (_, code, complaint) = job.run("first", &["--resume", "--weight-decay", "0.5"]);
+        assert_eq!(code, Some(2));
+        assert!(complaint.contains("its plan is another"), "{complaint}");
+        let data = job.path("data.jsonl");
+        let text = fs::read_to_string(&data).expect("data");
+        fs::write(&data, format!("{text}{{\"messages\": []}}\nnot JSON\n")).expect("data are written");
+        let (told, code, _) = job.run("second", &[]);
+        assert_eq!(code, Some(2));
+        let lines: Vec<u64> = told.iter().filter_map(|told| told["line"].as_u64()).collect();
+        assert_eq!(lines, [5, 6], "{told:?}");
+        assert!(!job.path("second").exists());
+        assert!(deployment.stop().success());
+    });
+}
+
+/// A draft of two blocks, by the command as people run it: what it told, and its files.
+fn drafted(deployment: &Deployment, directory: &Path, name: &str) -> (Vec<Value>, [Vec<u8>; 2]) {
+    let mut command = Command::new(fixtures::program("holobiont"));
+    command.env_clear().env("HOME", directory).env("HOLOBIONT_HOME", deployment.place().home());
+    command.args(["--json", "tune"]).arg(directory.join("prompts.jsonl")).args(["--name", name, "--draft"]);
+    command.args([
+        "--draft-layers",
+        "2",
+        "--draft-shortlist",
+        "1000",
+        "--answer-tokens",
+        "12",
+        "--rank",
+        "4",
+    ]);
+    command.args([
+        "--epochs",
+        "1",
+        "--max-steps",
+        "3",
+        "--batch-size",
+        "2",
+        "--held-out",
+        "25",
+        "--seed",
+        "5",
+    ]);
+    let output = command.output().expect("holobiont runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let told = String::from_utf8_lossy(&output.stdout).into_owned();
+    let told: Vec<Value> =
+        told.lines().map(|line| serde_json::from_str(line).expect("lines of JSON")).collect();
+    let published = told.last().expect("an end");
+    assert_eq!(published["event"], "published", "{published}");
+    let output = PathBuf::from(published["output"].as_str().expect("where it is"));
+    let files = ["adapter_config.json", "adapter_model.safetensors"];
+    (told, files.map(|file| fs::read(output.join(file)).expect("its files")))
+}
+
+#[test]
+fn a_draft_is_trained_on_what_the_model_says_and_published_and_is_the_same_each_time() {
+    watched(|| {
+        let deployment = Plan::bare().start();
+        let directory = tempfile::tempdir().expect("a directory");
+        let asked = ["What is the sea?", "Count to five.", "Name a colour.", "Who are you?"];
+        let line = |asked: &str| {
+            format!("{}\n", json!({ "kind": "chat", "messages": [{ "role": "user", "content": asked }] }))
+        };
+        fs::write(directory.path().join("prompts.jsonl"), asked.map(line).concat())
+            .expect("data are written");
+        let (told, files) = drafted(&deployment, directory.path(), "one");
+        let of = |event: &str| told.iter().filter(|told| told["event"] == event).collect::<Vec<_>>();
+        assert_eq!(of("asked").last().expect("answers")["prompts"], 4);
+        let plan = of("plan")[0];
+        assert_eq!(plan["draft"], json!({ "layers": 2, "tokens": 1000 }));
+        // Three prompts with two answers each are learned, the fourth prompt's are held out, and of them the greedy one judges.
+        assert_eq!((&plan["examples"], &plan["held_out"]), (&json!(6), &json!(2)));
+        let kinds = of("drafted").last().expect("how often it is right")["kinds"].clone();
+        assert_eq!(kinds[0]["kind"], "chat");
+        let tokens = kinds[0]["tokens"].as_u64().expect("a number");
+        assert!((1..=12).contains(&tokens) && kinds[0]["right"].as_u64() <= Some(tokens), "{kinds}");
+        let config: Value = serde_json::from_slice(&files[0]).expect("JSON");
+        assert_eq!(config["holobiont_draft"]["layers"], 2);
+        assert_eq!(deployment.client.adapter("one")["generation"], of("published")[0]["generation"]);
+
+        let (_, again) = drafted(&deployment, directory.path(), "two");
+        assert!(files == again, "the same prompts, seed and base give the same bytes");
+        assert!(deployment.stop().success());
+    });
+}

@@ -1,0 +1,286 @@
+//! Parts of a step on lanes side by side: to the last bit what one lane makes of them, and no lane waits for one that has failed.
+
+use std::{
+    convert::Infallible,
+    panic::{AssertUnwindSafe, catch_unwind},
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+
+use kernels::{Activations, Pool, lora::LoraPrecision};
+use model::{
+    adapter::{Adapter, Method},
+    backward::{Keep, TrainError, Trainer},
+    cpu::Compute,
+    forward::{BaseLayers, LinearGroup, ReverseLayers},
+    resident::{KvDtype, kv_precision, kv_shape},
+    skeleton::client_base::ClientBase,
+    sources::open::open,
+    weights::ResidentLayers,
+};
+use tune::{
+    data::{Example, Pair},
+    learn::{
+        Datum, Direction, LearnError, Learning,
+        lanes::{Lane, Lanes},
+    },
+    loss::{Loss, Metrics},
+    optimizer::Hyperparameters,
+};
+
+const METHODS: [&str; 4] = ["lora-all", "ia3", "prefix", "lm-head"];
+const HYPER: Hyperparameters =
+    Hyperparameters { learning_rate: 1e-2, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.0 };
+
+fn golden_dir() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden")
+}
+
+/// How a call to the base layers goes wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fault {
+    Error,
+    Panic,
+}
+
+/// The call was to go wrong.
+#[derive(Debug, thiserror::Error)]
+#[error("told so")]
+struct Told;
+
+impl From<Infallible> for Told {
+    fn from(never: Infallible) -> Self {
+        match never {}
+    }
+}
+
+/// Layers of which some calls take their time, each another, and go wrong once so many have been made on all lanes.
+struct Uneven {
+    layers: ResidentLayers,
+    calls: Arc<AtomicUsize>,
+    last: usize,
+    fault: Fault,
+}
+
+impl Uneven {
+    fn call(&self) -> Result<(), Told> {
+        let call = self.calls.fetch_add(1, Ordering::Relaxed);
+        if call.is_multiple_of(7) {
+            thread::sleep(Duration::from_micros(call as u64 * 37 % 300));
+        }
+        match self.fault {
+            _ if call < self.last => Ok(()),
+            Fault::Error => Err(Told),
+            Fault::Panic => panic!("told so"),
+        }
+    }
+}
+
+impl BaseLayers<Compute> for Uneven {
+    type Error = Told;
+
+    fn linear(
+        &mut self,
+        compute: &mut Compute,
+        layer: usize,
+        group: LinearGroup,
+        x: &mut Activations,
+        out: &mut Vec<f32>,
+    ) -> Result<(), Told> {
+        self.call()?;
+        self.layers.linear(compute, layer, group, x, out)?;
+        Ok(())
+    }
+
+    fn embed(
+        &self,
+        compute: &mut Compute,
+        tokens: &mut dyn Iterator<Item = u32>,
+        out: &mut Vec<f32>,
+    ) -> Result<(), Told> {
+        self.layers.embed(compute, tokens, out)?;
+        Ok(())
+    }
+}
+
+impl ReverseLayers<Compute> for Uneven {
+    fn linear_transposed(
+        &mut self,
+        compute: &mut Compute,
+        layer: usize,
+        group: LinearGroup,
+        g: &mut Activations,
+        out: &mut Vec<f32>,
+    ) -> Result<(), Told> {
+        self.call()?;
+        self.layers.linear_transposed(compute, layer, group, g, out)?;
+        Ok(())
+    }
+}
+
+fn lanes(model: &str, count: usize, last: usize, fault: Fault) -> Lanes<Uneven> {
+    let (path, calls) = (golden_dir().join("models").join(model), Arc::default());
+    let lane = || {
+        let layers = ResidentLayers::load(&*open(&path).unwrap(), 1, &|_| {}).unwrap();
+        let frame = ClientBase::open(&path).unwrap().frame;
+        let shape = kv_shape(&frame.config, kv_precision(layers.sites().is_exact(), KvDtype::Auto));
+        let base = Uneven { layers, calls: Arc::clone(&calls), last, fault };
+        let trainer = Trainer::new(frame.into(), base, shape, Pool::new(&[]).unwrap(), Keep::All).unwrap();
+        Lane { trainer, core: None }
+    };
+    Lanes::new(lane(), (1..count).map(|_| lane()).collect())
+}
+
+/// An adapter of `method` that learns on `count` lanes; base layers fail after `last` calls.
+fn learning(model: &str, method: &str, count: usize, last: usize, fault: Fault) -> Learning<Uneven> {
+    let lanes = lanes(model, count, last, fault);
+    let start = golden_dir().join("training").join(model).join(method).join("start");
+    let start = Adapter::read(&start, &lanes.model().config).unwrap().method;
+    Learning::new(lanes, LoraPrecision::Exact, start).unwrap()
+}
+
+fn tokens(number: usize, length: usize) -> Vec<u32> {
+    (0..length).map(|at| u32::try_from((at * 7 + number * 13 + at / 5) % 60).unwrap()).collect()
+}
+
+/// Of uneven lengths, in five parts of 512 rows at most.
+fn examples() -> Vec<Example> {
+    let lengths = [250, 240, 250, 90, 31, 200, 245, 2, 250, 250, 77];
+    let example = |(number, length): (usize, usize)| Example {
+        line: number + 1,
+        tokens: tokens(number, length),
+        weights: (1..length).map(|at| if at % 9 == 0 { 0.0 } else { 1.0 / at as f32 }).collect(),
+    };
+    lengths.into_iter().enumerate().map(example).collect()
+}
+
+fn pairs() -> Vec<Pair> {
+    let examples = examples();
+    let of = |two: &[Example]| Pair { chosen: two[0].clone(), rejected: two[1].clone() };
+    examples.chunks_exact(2).map(of).collect()
+}
+
+fn data() -> Vec<Datum> {
+    let datum = |example: &Example| Datum {
+        tokens: example.tokens[..example.weights.len()].to_vec(),
+        targets: example.tokens[1..].to_vec(),
+        weights: example.weights.clone(),
+        sampling_logprobs: Vec::new(),
+    };
+    examples().iter().map(datum).collect()
+}
+
+/// The bits of everything that two steps come to.
+fn two_steps<T>(mut step: impl FnMut() -> T) -> [T; 2] {
+    [(); 2].map(|()| step())
+}
+
+fn bits(method: &Method) -> Vec<u32> {
+    method.tensors().into_iter().flatten().copied().map(f32::to_bits).collect()
+}
+
+const NEVER: usize = usize::MAX;
+
+#[test]
+fn examples_teach_the_same_bits_on_any_number_of_lanes() {
+    let examples = examples();
+    let examples: Vec<&Example> = examples.iter().collect();
+    for (method, dropout) in METHODS.map(|method| (method, 0.0)).into_iter().chain([("lora-all", 0.2)]) {
+        let learned = |count| {
+            let mut learning =
+                learning("llama-tied", method, count, NEVER, Fault::Error).with_dropout(dropout, 3);
+            let steps = two_steps(|| {
+                let judged = learning.evaluate(&examples).unwrap().unwrap();
+                let outcome = learning.learn(&examples, &HYPER, 1.0).unwrap();
+                (judged.to_bits(), outcome.loss.to_bits(), outcome.grad_norm.to_bits(), outcome.rows)
+            });
+            (steps, bits(&learning.method))
+        };
+        let alone = learned(1);
+        for count in [2, 3] {
+            assert!(learned(count) == alone, "{method}, dropping {dropout}, on {count} lanes");
+        }
+    }
+}
+
+#[test]
+fn pairs_teach_the_same_bits_on_any_number_of_lanes() {
+    let pairs = pairs();
+    let pairs: Vec<&Pair> = pairs.iter().collect();
+    for method in METHODS {
+        let learned = |count| {
+            let mut learning = learning("qwen3-qknorm", method, count, NEVER, Fault::Error);
+            let steps = two_steps(|| {
+                let judged = learning.evaluate_pairs(&pairs, 0.1).unwrap().unwrap();
+                let outcome = learning.prefer(&pairs, 0.1, &HYPER, 1.0).unwrap();
+                (judged.to_bits(), outcome.loss.to_bits(), outcome.grad_norm.to_bits(), outcome.rows)
+            });
+            (steps, bits(&learning.method))
+        };
+        let alone = learned(1);
+        for count in [2, 3] {
+            assert!(learned(count) == alone, "{method} on {count} lanes");
+        }
+    }
+}
+
+#[test]
+fn what_is_gathered_is_the_same_bits_on_any_number_of_lanes() {
+    let data = data();
+    let number_bits = |metrics: Metrics| -> Vec<_> {
+        metrics.into_iter().map(|(name, value)| (name, value.to_bits())).collect()
+    };
+    for method in METHODS {
+        let gathered = |count| {
+            let mut learning = learning("qwen2-bias", method, count, NEVER, Fault::Error);
+            let steps = two_steps(|| {
+                let forward = learning.gather(&data, Loss::CrossEntropy, Direction::Forward).unwrap();
+                let [first, second] = [&data[..7], &data[7..]]
+                    .map(|data| learning.gather(data, Loss::CrossEntropy, Direction::Backward).unwrap());
+                let logprobs = [&forward.logprobs[..], &first.logprobs, &second.logprobs].concat();
+                let logprobs: Vec<u32> = logprobs.into_iter().map(f32::to_bits).collect();
+                let metrics = [forward.metrics, first.metrics, second.metrics].map(number_bits);
+                (logprobs, metrics, learning.step_gathered(&HYPER, None).unwrap().to_bits())
+            });
+            (steps, bits(&learning.method))
+        };
+        let alone = gathered(1);
+        for count in [2, 3] {
+            assert!(gathered(count) == alone, "{method} on {count} lanes");
+        }
+    }
+}
+
+#[test]
+fn a_lane_that_fails_lets_nobody_wait_and_its_own_error_is_told() {
+    let (examples, data) = (examples(), data());
+    let examples: Vec<&Example> = examples.iter().collect();
+    for method in METHODS {
+        // Forward alone, while lanes wait for each other, and in the last part.
+        for last in [0, 10, 25, 40, 55, 70] {
+            let mut learning = learning("llama-tied", method, 3, last, Fault::Error);
+            let before = learning.method.clone();
+            let failed = learning.learn(&examples, &HYPER, 1.0).map(drop);
+            assert!(matches!(failed, Err(LearnError::Train(TrainError::Base(Told)))), "{method}, {last}");
+            assert_eq!(learning.method, before);
+            let failed = learning.gather(&data, Loss::CrossEntropy, Direction::Backward).map(drop);
+            assert!(matches!(failed, Err(LearnError::Train(TrainError::Base(Told)))), "{method}, {last}");
+        }
+    }
+}
+
+#[test]
+fn a_lane_that_panics_ends_the_step_and_not_in_a_wait() {
+    let examples = examples();
+    let examples: Vec<&Example> = examples.iter().collect();
+    for last in [5, 30, 60] {
+        let mut learning = learning("llama-tied", "lora-all", 2, last, Fault::Panic);
+        let step = AssertUnwindSafe(|| learning.learn(&examples, &HYPER, 1.0).map(drop));
+        assert!(catch_unwind(step).is_err(), "{last}");
+    }
+}

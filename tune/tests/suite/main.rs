@@ -1,0 +1,13 @@
+//! Jobs, judged by PEFT and by themselves: data, losses, steps and what a job is after faults.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod course;
+mod data;
+mod drafts;
+mod faults;
+mod golden;
+mod lanes;
+mod loss;
+mod serve;
+mod steps;
+mod support;
