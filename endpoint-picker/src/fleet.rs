@@ -115,7 +115,7 @@ impl Fleet {
         if host.is_another(&report) {
             prefixes.forget(host.number);
         }
-        host.hear(asked_at, report, shared)
+        host.hear(asked_at, report, shared, &self.hasher)
     }
 
     /// A host does not answer.

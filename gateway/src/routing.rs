@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use policy::{
     perf::serving::ServingModel,
-    routing::{self, Asked, Availability, Candidate, Forecast, Policy, Residency, Slo, seen::judged},
+    routing::{self, Asked, Availability, Candidate, Forecast, Policy, Residency, Slo, seen::Judge},
 };
 use shmproto::message::Generate;
 
@@ -109,7 +109,9 @@ impl Route {
             return can.pop();
         }
         let seen = can.iter().map(|one| self.executors.member(one.index).books().seen());
-        let (models, known) = (judged(&self.asked, &seen.collect::<Vec<_>>()), self.known());
+        let seen: Vec<_> = seen.collect();
+        let (judge, known) = (Judge::of(&self.asked, seen.iter().copied()), self.known());
+        let models = seen.iter().map(|seen| judge.model(*seen));
         let candidates =
             can.iter().zip(models).map(|(one, model)| self.candidate(one, model, &known, registry));
         let mut candidates: Vec<_> = candidates.collect();

@@ -6,19 +6,19 @@
 
 use std::{hash::BuildHasher as _, sync::Arc, time::Instant};
 
-use fleet_protocol::adapter_of;
+use fleet_protocol::{Adapter, adapter_of};
 use policy::{
     perf::serving::Load,
     routing::{
         self, Asked, Availability, Candidate, Residency,
         prefixes::{Blocks, Known},
-        seen::{Seen, judged},
+        seen::Judge,
     },
 };
 
 use super::{
     Fleet, Table,
-    host::{Host, Registered, Word},
+    host::{Host, Registered, Told, Word},
 };
 use crate::ask::{Ask, Head, MAX_BEGINNING_BYTES, Named, TOKEN_BYTES};
 
@@ -52,15 +52,21 @@ pub enum Refusal {
 /// Hosts that may be taken; `None` for all.
 pub type Subset = Option<Vec<String>>;
 
-/// An adapter's rank and bytes, if a host knows it.
-type Found = Option<(u64, u64)>;
+/// An adapter, as far as it matters where it is.
+#[derive(Debug, Clone, Copy)]
+struct Wanted {
+    /// Of its name.
+    hash: u64,
+    rank: u64,
+    bytes: u64,
+}
 
 /// A host that comes into question, as the request sees it.
 struct Seat<'a> {
     host: &'a Host,
     word: &'a Word,
-    /// The adapter's rank and bytes; `None` for the base, and for one that nobody knows.
-    adapter: Option<(&'a str, u64, u64)>,
+    /// `None` for the base, and for one that nobody knows.
+    adapter: Option<Wanted>,
     /// It knows what was asked for.
     is_known: bool,
 }
@@ -133,7 +139,7 @@ impl Fleet {
         let allowed = table.hosts.values().filter(|host| is_in(subset, host));
         let ready = allowed.filter_map(|host| Some((host, host.ready_word(now, self.rules.stale)?)));
         // Hosts that know the same adapters are asked once.
-        let mut last: Option<(&Arc<Registered>, Found)> = None;
+        let mut last: Option<(&Arc<Registered>, Option<Wanted>)> = None;
         let mut seats: Vec<_> = ready
             .map(|(host, word)| {
                 let Some(name) = named(ask, word) else {
@@ -141,12 +147,11 @@ impl Fleet {
                     let is_known = !matches!(ask.adapter, Named::Generation(_));
                     return Seat { host, word, adapter: None, is_known };
                 };
-                let found = match last {
+                let adapter = match last {
                     Some((registered, found)) if Arc::ptr_eq(registered, &word.registered) => found,
-                    _ => word.registered.get(name).map(|adapter| (adapter.rank, adapter.bytes)),
+                    _ => word.registered.get(name).map(|adapter| self.wanted(adapter)),
                 };
-                last = Some((&word.registered, found));
-                let adapter = found.map(|(rank, bytes)| (name, rank, bytes));
+                last = Some((&word.registered, adapter));
                 Seat { host, word, adapter, is_known: adapter.is_some() }
             })
             .collect();
@@ -156,12 +161,16 @@ impl Fleet {
         seats
     }
 
+    fn wanted(&self, adapter: &Adapter) -> Wanted {
+        Wanted { hash: self.hasher.hash_one(&adapter.name), rank: adapter.rank, bytes: adapter.bytes }
+    }
+
     fn asked(&self, ask: &Ask, seats: &[Seat<'_>]) -> Option<Asked> {
         let first = seats.first()?;
         let answers = seats.iter().map(|seat| seat.word.answer_tokens).sum::<f64>();
         Some(Asked {
             prompt_tokens: ask.prompt_tokens(),
-            rank: first.adapter.map_or(0, |(_, rank, _)| rank),
+            rank: first.adapter.map_or(0, |adapter| adapter.rank),
             slo: self.rules.slo,
             answer_tokens: answers / seats.len() as f64,
         })
@@ -183,34 +192,33 @@ fn is_in(subset: &Subset, host: &Host) -> bool {
 
 /// Every executor of every host.
 fn candidates(asked: &Asked, seats: &[Seat<'_>], known: &Known) -> Vec<Candidate> {
-    let each = |seat| executors(seat).map(move |index| (seat, index));
-    let executors: Vec<_> = seats.iter().flat_map(each).collect();
-    let seen: Vec<Option<Seen>> =
-        executors.iter().map(|(seat, index)| seat.word.executors[*index].timings.map(Into::into)).collect();
-    let models = judged(asked, &seen);
-    let candidate = |((seat, index), model): (&(&Seat<'_>, usize), _)| {
-        let told = &seat.word.executors[*index];
+    let each = |seat| executors(seat).map(move |(index, told)| (seat, index, told));
+    let executors = || seats.iter().flat_map(each);
+    let judge = Judge::of(asked, executors().map(|(_, _, told)| told.seen));
+    let candidate = |(seat, index, told): (&Seat<'_>, usize, &Told)| {
         let queued = Load { requests: seat.word.queued_each(), ..Load::default() };
         Candidate {
             executor: seat.host.number * MAX_EXECUTORS + index,
-            model,
-            running: told.running.into(),
-            waiting: Load::from(told.waiting).plus(queued).plus(seat.host.on_the_way(*index)),
+            model: judge.model(told.seen),
+            running: told.running,
+            waiting: told.waiting.plus(queued).plus(seat.host.on_the_way(index)),
             places: told.places,
             adapter: match seat.adapter {
-                Some((name, _, bytes)) if !seat.word.has(*index, name) => Residency::Absent { bytes },
+                Some(adapter) if !seat.word.has(index, adapter.hash) => {
+                    Residency::Absent { bytes: adapter.bytes }
+                }
                 _ => Residency::Device,
             },
             cached_tokens: known.tokens(seat.host.number),
             promised_tpot_us: told.promised_tpot_us,
-            availability: told.availability(),
+            availability: told.availability,
         }
     };
-    executors.iter().zip(models).map(candidate).collect()
+    executors().map(candidate).collect()
 }
 
-fn executors(seat: &Seat<'_>) -> std::ops::Range<usize> {
-    0..seat.word.executors.len().min(MAX_EXECUTORS)
+fn executors<'a>(seat: &Seat<'a>) -> impl Iterator<Item = (usize, &'a Told)> {
+    seat.word.executors.iter().take(MAX_EXECUTORS).enumerate()
 }
 
 /// Refuses if the best executor would break a promise although there is something to wait for.

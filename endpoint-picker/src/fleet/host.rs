@@ -2,13 +2,17 @@
 
 use std::{
     collections::{HashMap, HashSet},
+    hash::{BuildHasher, BuildHasherDefault, Hasher},
     net::SocketAddr,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use fleet_protocol::{Adapter, Executor, Have, MAX_COUNT, Report, State};
-use policy::perf::serving::Load;
+use policy::{
+    perf::serving::Load,
+    routing::{Availability, seen::Seen},
+};
 
 /// A request that was sent so long before a host was asked is in what it says; later ones may be on their way.
 const ON_THE_WAY: Duration = Duration::from_millis(50);
@@ -59,10 +63,53 @@ pub(super) struct Word {
     pub(super) base: String,
     pub(super) answer_tokens: f64,
     queued: u64,
-    pub(super) executors: Vec<Executor>,
+    pub(super) executors: Vec<Told>,
     pub(super) registered: Arc<Registered>,
     resident_tag: u64,
-    resident: Vec<HashSet<String>>,
+    /// Hashes of the names of those that each executor has in memory.
+    resident: Vec<HashSet<u64, BuildHasherDefault<Itself>>>,
+}
+
+/// What a host said of an executor, as candidates are made of it.
+#[derive(Debug)]
+pub(super) struct Told {
+    pub(super) availability: Availability,
+    pub(super) places: u64,
+    pub(super) running: Load,
+    pub(super) waiting: Load,
+    pub(super) promised_tpot_us: Option<u64>,
+    pub(super) seen: Option<Seen>,
+}
+
+impl From<Executor> for Told {
+    fn from(executor: Executor) -> Self {
+        Self {
+            availability: executor.availability(),
+            places: executor.places,
+            running: executor.running.into(),
+            waiting: executor.waiting.into(),
+            promised_tpot_us: executor.promised_tpot_us,
+            seen: executor.timings.map(Into::into),
+        }
+    }
+}
+
+/// A hash of what is a hash with a secret key already: every decision looks into one set of each host.
+#[derive(Debug, Default)]
+pub(super) struct Itself(u64);
+
+impl Hasher for Itself {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.0 = self.0.rotate_left(8) ^ u64::from(*byte));
+    }
+
+    fn write_u64(&mut self, hash: u64) {
+        self.0 = hash;
+    }
 }
 
 /// A request that was sent to a host.
@@ -111,12 +158,13 @@ impl Host {
         self.word.as_ref().is_some_and(|word| word.instance != report.instance)
     }
 
-    /// It said this; `shared` are adapters of the same tag that another host knows.
+    /// It said this; `shared` are adapters of the same tag that another host knows. `hasher` is the same for all hosts.
     pub(super) fn hear(
         &mut self,
         asked_at: Instant,
         report: Report,
         shared: Option<Arc<Registered>>,
+        hasher: &impl BuildHasher,
     ) -> Result<(), NotHad> {
         let before = self.word.take();
         let tag = report.registered.tag;
@@ -124,8 +172,8 @@ impl Host {
         let registered = shared.or_else(|| report.registered.content.map(told)).ok_or(NotHad)?;
         let resident_tag = report.resident.tag;
         let kept = before.filter(|word| word.resident_tag == resident_tag).map(|word| word.resident);
-        let told =
-            |names: Vec<Vec<String>>| names.into_iter().map(|names| names.into_iter().collect()).collect();
+        let hashes = |names: &Vec<String>| names.iter().map(|name| hasher.hash_one(name)).collect();
+        let told = |names: Vec<Vec<String>>| names.iter().map(hashes).collect();
         let resident = report.resident.content.map(told).or(kept).ok_or(NotHad)?;
         self.sent.retain(|sent| sent.at + ON_THE_WAY > asked_at);
         self.on_the_way.clear();
@@ -137,7 +185,7 @@ impl Host {
             base: report.base,
             answer_tokens: report.answer_tokens,
             queued: report.queued,
-            executors: report.executors,
+            executors: report.executors.into_iter().map(Told::from).collect(),
             registered,
             resident_tag,
             resident,
@@ -191,9 +239,9 @@ fn add(on_the_way: &mut Vec<Load>, sent: &Sent) {
 }
 
 impl Word {
-    /// Whether an executor has an adapter in memory.
-    pub(super) fn has(&self, executor: usize, adapter: &str) -> bool {
-        self.resident.get(executor).is_some_and(|names| names.contains(adapter))
+    /// Whether an executor has the adapter of this hash in memory.
+    pub(super) fn has(&self, executor: usize, adapter: u64) -> bool {
+        self.resident.get(executor).is_some_and(|hashes| hashes.contains(&adapter))
     }
 
     /// Sequences that wait in the gateway, for each executor.

@@ -27,23 +27,51 @@ pub struct Seen {
     pub is_stale: bool,
 }
 
-/// What each executor is taken to need: [`UNSEEN`] for all, unless all of them were seen to work. One whose timings are old
-/// counts as the fastest of the others until it is timed again: who was slow once would otherwise never be asked again, and
-/// so never be seen to be fast.
-#[must_use]
-pub fn judged(asked: &Asked, seen: &[Option<Seen>]) -> Vec<ServingModel> {
-    let Some(seen) = seen.iter().copied().collect::<Option<Vec<Seen>>>() else {
-        return vec![UNSEEN; seen.len()];
-    };
-    let load = Load::of(asked.rank, asked.prompt_tokens);
-    let takes = |model: &ServingModel| model.prefill_s(load) + asked.answer_tokens * model.step_s(load);
-    let faster = |a: ServingModel, b: ServingModel| if takes(&b) < takes(&a) { b } else { a };
-    let fastest = seen.iter().filter(|one| !one.is_stale).map(|one| one.model).reduce(faster);
-    let judged = |one: &Seen| match fastest {
-        Some(fastest) if one.is_stale => faster(one.model, fastest),
-        _ => one.model,
-    };
-    seen.iter().map(judged).collect()
+/// Who says what each of several executors is taken to need for a request: [`UNSEEN`] for all, unless all of them were seen to
+/// work. One whose timings are old counts as the fastest of the others until it is timed again: who was slow once would otherwise
+/// never be asked again, and so never be seen to be fast.
+#[derive(Debug)]
+pub struct Judge<'a> {
+    asked: &'a Asked,
+    are_seen: bool,
+    /// Of those whose timings are new.
+    fastest: Option<ServingModel>,
+}
+
+impl<'a> Judge<'a> {
+    /// Of all executors together.
+    #[must_use]
+    pub fn of(asked: &'a Asked, all: impl Iterator<Item = Option<Seen>>) -> Self {
+        let mut judge = Self { asked, are_seen: true, fastest: None };
+        for seen in all {
+            match seen {
+                None => judge.are_seen = false,
+                Some(Seen { is_stale: true, .. }) => {}
+                Some(Seen { model, .. }) => {
+                    judge.fastest = Some(judge.fastest.map_or(model, |fastest| judge.faster(fastest, model)));
+                }
+            }
+        }
+        judge
+    }
+
+    /// What one of them is taken to need.
+    #[must_use]
+    pub fn model(&self, seen: Option<Seen>) -> ServingModel {
+        match (seen, self.fastest) {
+            (Some(seen), Some(fastest)) if self.are_seen && seen.is_stale => self.faster(seen.model, fastest),
+            (Some(seen), _) if self.are_seen => seen.model,
+            _ => UNSEEN,
+        }
+    }
+
+    /// The one that takes less for the request; the first if both take the same.
+    fn faster(&self, one: ServingModel, other: ServingModel) -> ServingModel {
+        let load = Load::of(self.asked.rank, self.asked.prompt_tokens);
+        let takes =
+            |model: &ServingModel| model.prefill_s(load) + self.asked.answer_tokens * model.step_s(load);
+        if takes(&other) < takes(&one) { other } else { one }
+    }
 }
 
 #[cfg(test)]
@@ -56,7 +84,10 @@ mod tests {
         let asked = Asked { prompt_tokens: 10, rank: 8, slo: Slo::default(), answer_tokens: 20.0 };
         let slow = ServingModel { decode: Plane { seconds_each: [5.0; 4] }, ..UNSEEN };
         let seen = |model, is_stale| Some(Seen { model, is_stale });
-        let judged = |seen: &[Option<Seen>]| judged(&asked, seen);
+        let judged = |all: &[Option<Seen>]| {
+            let judge = Judge::of(&asked, all.iter().copied());
+            all.iter().map(|seen| judge.model(*seen)).collect::<Vec<_>>()
+        };
         assert_eq!(judged(&[seen(slow, false), seen(UNSEEN, false)]), [slow, UNSEEN]);
         assert_eq!(judged(&[seen(slow, true), seen(UNSEEN, false)]), [UNSEEN, UNSEEN]);
         assert_eq!(judged(&[seen(slow, false), seen(UNSEEN, true)]), [slow, UNSEEN]);
