@@ -49,6 +49,7 @@ pub mod paging;
 pub mod params;
 pub mod responses;
 pub mod session;
+pub mod showing;
 mod stops;
 pub mod stream;
 pub mod structured;

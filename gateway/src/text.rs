@@ -89,6 +89,24 @@ impl ChatMessage {
     }
 }
 
+/// How a conversation is shown, beside its messages.
+#[derive(Debug, Clone)]
+pub struct Showing {
+    /// Tools that may be called.
+    pub tools: Vec<Value>,
+    /// Further variables of the template's, such as `enable_thinking`.
+    pub variables: Map<String, Value>,
+    /// Where it ends.
+    pub prompt: GenerationPrompt,
+}
+
+impl Default for Showing {
+    /// Ready for the assistant's turn.
+    fn default() -> Self {
+        Self { tools: Vec::new(), variables: Map::new(), prompt: GenerationPrompt::Add }
+    }
+}
+
 /// Why text could not be turned into tokens.
 #[derive(Debug, thiserror::Error)]
 pub enum TextError {
@@ -166,8 +184,8 @@ pub trait Text: fmt::Debug + Send + Sync {
     fn decoder(&self, start: TextStart, shown: &[&str]) -> Box<dyn Decoder>;
     /// The special token of this name.
     fn special_token(&self, name: &str) -> Option<u32>;
-    /// A conversation as the model was trained to see it, ready for the assistant's turn, with tools that may be called.
-    fn encode_chat(&self, messages: &[ChatMessage], tools: &[Value]) -> Result<Vec<u32>, TextError>;
+    /// A conversation as the model was trained to see it.
+    fn encode_chat(&self, messages: &[ChatMessage], showing: &Showing) -> Result<Vec<u32>, TextError>;
     /// What grammars are tried on.
     fn grammars(&self) -> Result<&Grammars, GrammarError>;
     /// What the model's files say.
@@ -268,15 +286,15 @@ impl Text for ModelText {
         self.tokenizer.token_id(name).filter(|token| self.tokenizer.is_special(*token))
     }
 
-    fn encode_chat(&self, messages: &[ChatMessage], tools: &[Value]) -> Result<Vec<u32>, TextError> {
+    fn encode_chat(&self, messages: &[ChatMessage], showing: &Showing) -> Result<Vec<u32>, TextError> {
         let template = self.template.as_ref().ok_or(TextError::NoTemplate)?;
         let chat = Chat::new(&self.tokenizer, template, SystemTime::now());
         let messages: Vec<Value> = messages.iter().map(ChatMessage::value).collect();
-        let mut variables = Map::new();
-        if !tools.is_empty() {
-            variables.insert("tools".to_owned(), tools.into());
+        let mut variables = showing.variables.clone();
+        if !showing.tools.is_empty() {
+            variables.insert("tools".to_owned(), showing.tools.clone().into());
         }
-        Ok(chat.encode_values(&messages, &variables, GenerationPrompt::Add)?)
+        Ok(chat.encode_values(&messages, &variables, showing.prompt)?)
     }
 
     fn grammars(&self) -> Result<&Grammars, GrammarError> {

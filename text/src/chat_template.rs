@@ -55,6 +55,12 @@ pub enum TemplateError {
         /// Which limit, with its value.
         limit: String,
     },
+    /// The last message has no text, or the template does not show it as it is.
+    #[error(
+        "the model's chat template does not show the text of the last message, so it cannot be continued; leave \
+         'continue_final_message' out"
+    )]
+    NotContinued,
     /// Anything else, for instance a message without a field that the template needs.
     #[error("the model's chat template cannot render these messages: {0:#}; check their roles and fields")]
     Render(#[source] minijinja::Error),
@@ -67,7 +73,13 @@ pub enum GenerationPrompt {
     Add,
     /// Ends with the last message.
     Omit,
+    /// Ends with the last message's text, which is gone on with.
+    Continue,
 }
+
+/// What stands behind a text that is gone on with while it is rendered, as in transformers. Some templates trim texts, so the
+/// space at its end says whether this one does.
+const END: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 
 /// The texts of special tokens that templates use as variables; `None` leaves the variable undefined.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -132,6 +144,20 @@ impl ChatTemplate {
         extra: &serde_json::Map<String, serde_json::Value>,
         now: SystemTime,
     ) -> Result<String, TemplateError> {
+        if prompt == GenerationPrompt::Continue {
+            let rendered = self.render_whole(&marked(messages)?, prompt, extra, now)?;
+            return up_to_mark(rendered);
+        }
+        self.render_whole(messages, prompt, extra, now)
+    }
+
+    fn render_whole(
+        &self,
+        messages: &[serde_json::Value],
+        prompt: GenerationPrompt,
+        extra: &serde_json::Map<String, serde_json::Value>,
+        now: SystemTime,
+    ) -> Result<String, TemplateError> {
         let now_s = now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let own = context! {
             messages => Value::from(Serde(messages)),
@@ -168,6 +194,26 @@ impl ChatTemplate {
         }
         TemplateError::Render(error)
     }
+}
+
+/// The same messages with [`END`] behind the last one's text.
+fn marked(messages: &[serde_json::Value]) -> Result<Vec<serde_json::Value>, TemplateError> {
+    let mut messages = messages.to_vec();
+    let last = messages.last_mut().and_then(|message| message.get_mut("content"));
+    let Some(serde_json::Value::String(text)) = last else { return Err(TemplateError::NotContinued) };
+    text.push_str(END);
+    Ok(messages)
+}
+
+/// What was rendered up to [`END`].
+fn up_to_mark(mut rendered: String) -> Result<String, TemplateError> {
+    let at = rendered.rfind(END.trim_end()).ok_or(TemplateError::NotContinued)?;
+    let is_trimmed = !rendered[at..].starts_with(END);
+    rendered.truncate(at);
+    if is_trimmed {
+        rendered.truncate(rendered.trim_end().len());
+    }
+    Ok(rendered)
 }
 
 /// What a template said by `raise_exception`.

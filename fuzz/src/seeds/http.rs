@@ -90,7 +90,7 @@ pub(super) fn chats() -> Vec<Seed> {
         ("variables for the template", "chat_template_kwargs"),
     ] {
         let mut own = json!({"model": "base", "messages": hello()});
-        own[option] = json!({"a": "{% for a in range(10**9) %}"});
+        own[option] = json!({"chat_template": "{% for a in range(10**9) %}"});
         make.refused(
             name,
             "GHSA-69j4-grxj-j64p (templates of requests)",

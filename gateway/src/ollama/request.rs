@@ -19,11 +19,25 @@ use crate::{
         target::Wanted,
         tools,
     },
-    text::ChatMessage,
+    text::{ChatMessage, Showing},
 };
 
 /// What Ollama's clients put behind a model's name that has no tag.
 const TAG: &str = ":latest";
+
+/// Options about the machine, which its operator has decided on: no answer depends on them, and clients send them unasked.
+const OF_THE_MACHINE: [&str; 10] = [
+    "f16_kv",
+    "low_vram",
+    "main_gpu",
+    "num_batch",
+    "num_gpu",
+    "num_keep",
+    "num_thread",
+    "numa",
+    "use_mlock",
+    "use_mmap",
+];
 
 /// What is asked for.
 #[derive(Debug)]
@@ -72,7 +86,8 @@ impl ChatBody {
         if messages.is_empty() {
             return Ok(Read { what: What::Load(wanted), context_tokens });
         }
-        let conversation = Conversation { wanted, params, logprobs, messages, tools, field: "messages" };
+        let (showing, field) = (Showing::default(), "messages");
+        let conversation = Conversation { wanted, params, logprobs, messages, tools, showing, field };
         Ok(Read { what: What::Chat(Box::new(conversation)), context_tokens })
     }
 }
@@ -107,8 +122,8 @@ impl GenerateBody {
             let message = |role, content| ChatMessage { role, content, ..ChatMessage::default() };
             let system = system.map(|system| message("system", system));
             let messages = system.into_iter().chain([message("user", prompt)]).collect();
-            let (tools, field) = (None, "prompt");
-            What::Chat(Box::new(Conversation { wanted, params, logprobs, messages, tools, field }))
+            let (tools, showing, field) = (None, Showing::default(), "prompt");
+            What::Chat(Box::new(Conversation { wanted, params, logprobs, messages, tools, showing, field }))
         };
         Ok(Read { what, context_tokens })
     }
@@ -139,6 +154,7 @@ fn common(fields: &mut Fields, limits: &Limits<'_>) -> Result<Common, ApiError> 
     let mut params = params::read_beside(asked, &mut options, limits).map_err(within)?;
     repetition(&mut options, &mut params).map_err(within)?;
     let context_tokens = options.count("num_ctx", 1..=u32::MAX).map_err(within)?;
+    OF_THE_MACHINE.iter().for_each(|option| drop(options.take(option)));
     options.finish().map_err(within)?;
     Ok(Common { wanted, params, logprobs, context_tokens })
 }
@@ -165,6 +181,8 @@ fn repetition(options: &mut Fields, params: &mut Params) -> Result<(), ApiError>
     }
     match options.integer("repeat_last_n", -1..=i64::MAX)? {
         None | Some(-1) => Ok(()),
+        // Of a penalty that is off it does not matter how far it looks.
+        Some(_) if params.sampling.repetition_penalty == 1.0 => Ok(()),
         Some(0) => {
             params.sampling.repetition_penalty = 1.0;
             Ok(())

@@ -16,7 +16,7 @@ use crate::{
     caller::Caller,
     errors::ApiError,
     lifecycle::Serving,
-    text::{ChatMessage, Text},
+    text::{ChatMessage, Showing, Text},
 };
 
 /// Checked as far as it can be without looking anything up.
@@ -32,6 +32,8 @@ pub struct Conversation {
     pub messages: Vec<ChatMessage>,
     /// Functions that may be called, if any may be.
     pub tools: Option<Tools>,
+    /// How they are shown, but for the tools.
+    pub showing: Showing,
     /// What the route calls the messages.
     pub field: &'static str,
 }
@@ -42,13 +44,13 @@ impl Conversation {
     /// # Errors
     /// The model is not there for them, or cannot be shown the conversation or what is asked of it.
     pub fn job(self, app: &App, caller: &Caller, serving: Arc<Serving>) -> Result<Job, ApiError> {
-        let Self { wanted, params, logprobs, messages, tools, field } = self;
+        let Self { wanted, params, logprobs, messages, tools, mut showing, field } = self;
         let target = wanted.find(app, &serving, caller)?;
         tools::check_history(&messages, &*serving.text).map_err(|error| error.of(field))?;
         let calling = tools.map(|tools| calling(tools, app.tool_call_parser, &*serving.text, &params));
         let calling = calling.transpose()?;
-        let shown = calling.as_ref().map_or(&[][..], |calling| &calling.shown);
-        let tokens = serving.text.encode_chat(&messages, shown)?;
+        showing.tools = calling.as_ref().map_or_else(Vec::new, |calling| calling.shown.clone());
+        let tokens = serving.text.encode_chat(&messages, &showing)?;
         let namespace = namespace(caller, &target, &serving);
         let grammar = match (&calling, &params.structure) {
             (Some(calling), _) => calling.grammar.clone(),

@@ -44,6 +44,12 @@ const NEUTRAL: &[(&str, &str)] = &[
     ("early_stopping", "false"),
     ("spaces_between_special_tokens", "true"),
     ("return_token_ids", "false"),
+    // Ollama's options.
+    ("mirostat", "0"),
+    ("tfs_z", "1"),
+    ("tfs_z", "1.0"),
+    ("typical_p", "1"),
+    ("typical_p", "1.0"),
 ];
 
 /// Fields that ask for something by being there.

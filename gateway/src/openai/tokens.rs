@@ -11,17 +11,23 @@ use super::{
     fields::{Fields, token_id},
     logprobs::name,
     messages::messages,
+    showing,
     target::Wanted,
 };
 use crate::{
-    app::App, body::JsonBody, caller::Caller, errors::ApiError, lifecycle::Serving, text::ChatMessage,
+    app::App,
+    body::JsonBody,
+    caller::Caller,
+    errors::ApiError,
+    lifecycle::Serving,
+    text::{ChatMessage, Showing},
 };
 
 /// What to make tokens of.
 #[derive(Debug)]
 enum Source {
     Prompt(String, AddSpecial),
-    Chat(Vec<ChatMessage>),
+    Chat(Vec<ChatMessage>, Showing),
 }
 
 /// The body of `/tokenize`.
@@ -46,10 +52,11 @@ impl TokenizeBody {
         let wanted = wanted(&mut fields)?;
         let (add, wants_strings) = (add_special(&mut fields)?, fields.flag("return_token_strs", false)?);
         let (prompt, chat) = (fields.text("prompt")?, fields.array("messages")?);
+        let showing = showing::read(&mut fields)?;
         fields.finish()?;
         let source = match (prompt, chat) {
             (Some(prompt), None) => Source::Prompt(prompt, add),
-            (None, Some(chat)) => Source::Chat(messages(Some(chat))?),
+            (None, Some(chat)) => Source::Chat(messages(Some(chat))?, showing),
             _ => return Err(ApiError::missing("prompt", "send either 'prompt', a string, or 'messages'")),
         };
         Ok(Self { wanted, source, wants_strings })
@@ -58,7 +65,7 @@ impl TokenizeBody {
     fn answer(self, serving: &Serving) -> Result<Value, ApiError> {
         let tokens = match self.source {
             Source::Prompt(prompt, add) => serving.text.encode(&prompt, add)?,
-            Source::Chat(messages) => serving.text.encode_chat(&messages, &[])?,
+            Source::Chat(messages, showing) => serving.text.encode_chat(&messages, &showing)?,
         };
         let mut answer =
             json!({ "count": tokens.len(), "max_model_len": serving.context_tokens, "tokens": tokens });

@@ -11,7 +11,7 @@ use std::{
 
 use gateway::{
     lifecycle::LoadText,
-    text::{ChatMessage, Decoder, Facts, Text, TextError},
+    text::{ChatMessage, Decoder, Facts, Showing, Text, TextError},
 };
 use serde_json::{Value, json};
 use text::{
@@ -99,8 +99,8 @@ impl Text for GatedText {
         self.text.special_token(name)
     }
 
-    fn encode_chat(&self, messages: &[ChatMessage], tools: &[Value]) -> Result<Vec<u32>, TextError> {
-        self.text.encode_chat(messages, tools)
+    fn encode_chat(&self, messages: &[ChatMessage], showing: &Showing) -> Result<Vec<u32>, TextError> {
+        self.text.encode_chat(messages, showing)
     }
 
     fn grammars(&self) -> Result<&Grammars, GrammarError> {

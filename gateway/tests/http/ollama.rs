@@ -141,7 +141,7 @@ async fn failures_look_as_ollamas_do_wherever_they_come_from() {
     for (more, word) in [
         (json!({ "options": { "mirostat": 2 } }), "mirostat"),
         (json!({ "options": { "num_ctx": 100_000 } }), "num_ctx"),
-        (json!({ "options": { "repeat_last_n": 64 } }), "repeat_last_n"),
+        (json!({ "options": { "repeat_last_n": 64, "repeat_penalty": 1.1 } }), "repeat_last_n"),
         (json!({ "think": true }), "think"),
         (json!({ "keep_alive": 0 }), "keep_alive"),
         (json!({ "format": "yaml" }), "format"),
@@ -152,6 +152,9 @@ async fn failures_look_as_ollamas_do_wherever_they_come_from() {
         assert_eq!(answer.status, 400, "{more}");
         assert!(answer.json()["error"].as_str().unwrap().contains(word), "{}", answer.body);
     }
+    // What desktop clients send unasked, and what asks for nothing.
+    let unasked = json!({ "num_gpu": 99, "num_thread": 4, "use_mmap": true, "mirostat": 0, "tfs_z": 1.0, "repeat_last_n": 64 });
+    assert_eq!(alice.post(CHAT, &chat(&json!({ "options": unasked }))).await.status, 200);
     let raw = json!({ "model": "base", "prompt": "a", "raw": true, "system": "b" });
     assert_eq!(alice.post(GENERATE, &raw).await.status, 400);
     let failing = Harness::start(fail_after("hel", ErrorCode::Internal)).await;

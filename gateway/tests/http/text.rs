@@ -5,9 +5,8 @@ use std::sync::{Arc, OnceLock};
 use files::{description::Description, text_hash::TextHash};
 use gateway::{
     lifecycle::LoadText,
-    text::{ChatMessage, Decoder, Facts, LoadedText, Text, TextError},
+    text::{ChatMessage, Decoder, Facts, LoadedText, Showing, Text, TextError},
 };
-use serde_json::Value;
 use text::{
     detokenize::TextStart,
     grammar::{GrammarError, Grammars, TokenBytes, Tokens},
@@ -94,7 +93,7 @@ impl Text for ByteText {
         Box::new(ByteDecoder::default())
     }
 
-    fn encode_chat(&self, messages: &[ChatMessage], _tools: &[Value]) -> Result<Vec<u32>, TextError> {
+    fn encode_chat(&self, messages: &[ChatMessage], _showing: &Showing) -> Result<Vec<u32>, TextError> {
         let line = |message: &ChatMessage| {
             let calls =
                 message.calls.iter().map(|call| format!("{}();", call["function"]["name"].as_str().unwrap()));

@@ -623,11 +623,11 @@ def templates():
             if template == "prints":
                 extras = [{"value": VALUE}]
             for extra in extras:
-                for prompt in (False, True):
+                for prompt in (False, True, "continue"):
                     case = {"template": template, "conversation": name, "extra": extra, "generation_prompt": prompt}
                     try:
                         rendered, _ = chat_template_utils.render_jinja_template(
-                            [messages], chat_template=sources[template], add_generation_prompt=prompt,
+                            [messages], chat_template=sources[template], add_generation_prompt=prompt is True, continue_final_message=prompt == "continue",
                             bos_token="<s>", eos_token="</s>", **extra)
                         case["text"] = rendered[0]
                     except Exception as error:  # whatever the template raises is its refusal

@@ -10,7 +10,11 @@ use text::{
 };
 
 fn prompt(value: &Value) -> GenerationPrompt {
-    if value == true { GenerationPrompt::Add } else { GenerationPrompt::Omit }
+    match value {
+        Value::Bool(true) => GenerationPrompt::Add,
+        Value::Bool(false) => GenerationPrompt::Omit,
+        _ => GenerationPrompt::Continue,
+    }
 }
 
 #[test]
@@ -28,6 +32,10 @@ fn templates_render_as_in_transformers() {
         match (&case["text"], &case["error"]) {
             (Value::String(text), _) => {
                 assert_eq!(&rendered.unwrap_or_else(|e| panic!("{what}: {e}")), text, "{what}")
+            }
+            // transformers refuses in sentences of its own what is not continued.
+            (_, error) if error.as_str().unwrap().starts_with("continue_final_message") => {
+                assert!(matches!(rendered, Err(TemplateError::NotContinued)), "{what}: {rendered:?}");
             }
             (_, error) => {
                 assert!(matches!(rendered, Err(TemplateError::Refused(text)) if text == *error), "{what}");

@@ -16,7 +16,7 @@ use super::{
     },
     items::{self, Item},
 };
-use crate::{errors::ApiError, kept::Entry};
+use crate::{errors::ApiError, kept::Entry, text::Showing};
 
 /// Most entries of `metadata`, and the most characters of a name and of a value.
 const MAX_METADATA: (usize, usize, usize) = (16, 64, 512);
@@ -125,7 +125,9 @@ impl Body {
     pub(super) fn conversation(self) -> Result<(Conversation, Asked, Vec<Value>), ApiError> {
         let Self { asked, wanted, params, logprobs, tools, items } = self;
         let messages = items::messages(asked.instructions.as_deref(), &items);
-        let conversation = Conversation { wanted, params, logprobs, messages, tools, field: "input" };
+        let showing = Showing::default();
+        let conversation =
+            Conversation { wanted, params, logprobs, messages, tools, showing, field: "input" };
         Ok((conversation, asked, items.into_iter().map(|item| item.value).collect()))
     }
 }
