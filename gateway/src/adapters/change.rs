@@ -160,9 +160,11 @@ impl Registry {
             return Ok(None);
         };
         self.records.confirm(old).await?;
-        if !self.store.has(incoming.content) {
-            self.store.install(incoming)?;
-        }
+        let _held = if self.store.has(incoming.content) {
+            self.store.fetch(incoming.content, TenantId::of(old.record.tenant.as_deref())).await?
+        } else {
+            self.store.install(incoming)?
+        };
         if !self.in_use().into_iter().any(|home| home.holds(old.id())) {
             let home = self.calmest();
             let _moving = home.moving.lock().await;
@@ -180,8 +182,8 @@ impl Registry {
         old: Option<&Entry>,
     ) -> Result<Arc<Entry>, AdapterError> {
         let (store, content) = (self.store.clone(), incoming.content);
-        thread::run("adapter-install", move || store.install(&incoming)).await??;
-        let _held = self.store.publish(content).await?;
+        let _held = thread::run("adapter-install", move || store.install(&incoming)).await??;
+        self.store.publish(content).await?;
         let home = self.calmest();
         // Until it is registered: who makes this executor ready would free it.
         let moving = home.moving.lock().await;

@@ -114,6 +114,7 @@ fn record(
 
 fn copy(path: &Path, store: &Store) -> Result<ContentId, StoreError> {
     let incoming = store.copy(&Place::anywhere(path)?, TenantId::EVERYBODY)?;
-    store.install(&incoming)?;
+    // Nobody makes room before it is registered.
+    drop(store.install(&incoming)?);
     Ok(incoming.content)
 }

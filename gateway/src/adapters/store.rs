@@ -226,26 +226,29 @@ impl Store {
     }
 
     /// Gives a copy its name. One that has it already should be equal, but may have rotted: the fresh one takes its
-    /// place at one stroke, and the other goes with `incoming`. Durable when this returns.
+    /// place at one stroke, and the other goes with `incoming`. Durable when this returns, and it stays as long as what is
+    /// returned lives.
     ///
     /// # Errors
     /// If the system refuses.
-    pub fn install(&self, incoming: &Incoming) -> Result<(), StoreError> {
+    pub(crate) fn install(&self, incoming: &Incoming) -> Result<Held, StoreError> {
         let path = self.directory(incoming.content);
         failpoint::pass("gateway.synced_before_rename");
+        let remote = self.remote.as_ref();
+        let held = remote.map(|remote| remote.cache.admit(incoming.content, incoming.bytes));
         let renamed = if path.exists() {
             renameat_with(CWD, &incoming.directory.0, CWD, &path, RenameFlags::EXCHANGE)
                 .map_err(io::Error::from)
         } else {
             fs::rename(&incoming.directory.0, &path)
         };
+        if let Some(remote) = remote.filter(|_| !path.exists()) {
+            remote.cache.forget(incoming.content);
+        }
         renamed.map_err(failed("renaming", &path))?;
         sync(&self.directory)?;
-        if let Some(remote) = &self.remote {
-            remote.cache.add(incoming.content, incoming.bytes);
-        }
         failpoint::pass("gateway.renamed_before_load");
-        Ok(())
+        Ok(held.unwrap_or_else(Held::by_nobody))
     }
 
     /// What the executor is told to load.

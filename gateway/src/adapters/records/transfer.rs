@@ -188,7 +188,7 @@ async fn copy_files(
         let owner = TenantId::of(record.tenant.as_deref());
         let copied = match to {
             Location::Shared(_) => store.publish(record.content).await,
-            Location::Host(_) => store.fetch(record.content, owner).await,
+            Location::Host(_) => store.fetch(record.content, owner).await.map(drop),
         };
         copied.map_err(|cause| TransferError::Files { name: record.name.clone(), cause: Box::new(cause) })?;
     }

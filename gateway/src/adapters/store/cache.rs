@@ -67,17 +67,17 @@ impl Cache {
     pub(super) fn new(budget_bytes: u64, found: impl IntoIterator<Item = (ContentId, u64)>) -> Self {
         let cache = Self { budget_bytes, state: Mutex::default() };
         for (content, bytes) in found {
-            cache.add(content, bytes);
+            lock(&cache.state).add(content, bytes);
         }
         cache
     }
 
-    /// A content has come.
-    pub(super) fn add(&self, content: ContentId, bytes: u64) {
+    /// A content comes, and is held: nothing makes room of it between its coming and its use.
+    pub(super) fn admit(self: &Arc<Self>, content: ContentId, bytes: u64) -> Held {
         let mut state = lock(&self.state);
-        state.now += 1;
-        let used = state.now;
-        state.contents.entry(content).or_insert(Cached { bytes, used }).used = used;
+        state.add(content, bytes);
+        *state.holders.entry(content).or_default() += 1;
+        Held(Some((Arc::clone(self), content)))
     }
 
     /// A content is gone.
@@ -126,6 +126,12 @@ impl Cache {
 }
 
 impl State {
+    fn add(&mut self, content: ContentId, bytes: u64) {
+        self.now += 1;
+        let used = self.now;
+        self.contents.entry(content).or_insert(Cached { bytes, used }).used = used;
+    }
+
     fn bytes(&self) -> u64 {
         self.contents.values().map(|cached| cached.bytes).sum()
     }
@@ -150,18 +156,22 @@ mod tests {
         let cache = Arc::new(Cache::new(30, [(id(1), 10), (id(2), 10), (id(3), 10)]));
         assert_eq!(evicted(&cache, &[]), [0; 0]);
         drop(cache.hold(id(1)));
-        cache.add(id(4), 10);
+        lock(&cache.state).add(id(4), 10);
         assert_eq!(evicted(&cache, &[]), [2]);
         let held = cache.hold(id(3)).unwrap();
-        cache.add(id(5), 20);
+        lock(&cache.state).add(id(5), 20);
         assert_eq!(evicted(&cache, &[1]), [4, 5], "what was just brought may go too, if nobody holds it");
         cache.forget(id(3));
-        cache.add(id(3), 10);
+        lock(&cache.state).add(id(3), 10);
         assert_eq!(evicted(&cache, &[1, 5]), [0; 0], "who holds what came again still holds it");
         drop(held);
-        cache.add(id(6), 30);
+        lock(&cache.state).add(id(6), 30);
         assert_eq!(evicted(&cache, &[6]), [1, 3]);
         assert!(cache.hold(id(1)).is_none() && cache.hold(id(6)).is_some());
         assert_eq!(cache.bytes(), 30);
+        let held = cache.admit(id(7), 40);
+        assert_eq!(evicted(&cache, &[]), [6], "what comes is held before anybody can make room of it");
+        drop(held);
+        assert_eq!(evicted(&cache, &[]), [7]);
     }
 }

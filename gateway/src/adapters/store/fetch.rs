@@ -90,12 +90,10 @@ impl Store {
         })
     }
 
-    /// Brings a content that lies here to the bucket, if there is one; it stays here as long as what is returned lives.
-    pub(crate) async fn publish(&self, content: ContentId) -> Result<Held, StoreError> {
-        let Some(remote) = &self.remote else { return Ok(Held::by_nobody()) };
-        let held = remote.cache.hold(content);
-        remote.bucket.upload(content, &self.directory(content)).await?;
-        Ok(held.unwrap_or_else(Held::by_nobody))
+    /// Brings a content to the bucket, if there is one. It lies here, and whoever asks holds it.
+    pub(crate) async fn publish(&self, content: ContentId) -> Result<(), StoreError> {
+        let Some(remote) = &self.remote else { return Ok(()) };
+        Ok(remote.bucket.upload(content, &self.directory(content)).await?)
     }
 
     /// Brings a content there once more if it is not there now. Whoever removes what nobody refers to may have done so while it
@@ -104,7 +102,7 @@ impl Store {
         let Some(remote) = &self.remote else { return Ok(()) };
         match remote.bucket.written(content).await? {
             Some(_) => Ok(()),
-            None => self.publish(content).await.map(drop),
+            None => self.publish(content).await,
         }
     }
 
@@ -135,10 +133,7 @@ impl Store {
             };
             let path = self.directory(content);
             fs::rename(&partial, &path).map_err(failed("renaming", &path))?;
-            remote.cache.add(content, bytes);
-            if let Some(held) = remote.cache.hold(content) {
-                return Ok(held);
-            }
+            return Ok(remote.cache.admit(content, bytes));
         }
         Err(StoreError::Damaged(remote.bucket.address().clone()))
     }
