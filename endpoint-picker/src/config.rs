@@ -7,7 +7,7 @@ use hyper::header::HeaderValue;
 use policy::routing::{Policy, Slo};
 use settings::{ByteCount, LogFormat};
 
-use crate::{fleet::Rules, scrape::Scrape};
+use crate::{fleet::Rules, scrape::Scrape, tls};
 
 /// Longest file of a key, in bytes.
 const MAX_KEY_BYTES: usize = 512;
@@ -25,6 +25,12 @@ pub struct Args {
     /// The key to show them
     #[arg(long, value_name = "FILE")]
     pub picker_key_file: Option<PathBuf>,
+    /// The port's certificate
+    #[arg(long, value_name = "FILE", requires = "picker_cert_key")]
+    pub picker_cert: Option<PathBuf>,
+    /// Its private key
+    #[arg(long, value_name = "FILE", requires = "picker_cert")]
+    pub picker_cert_key: Option<PathBuf>,
     /// How often each is asked
     #[arg(long, value_name = "MS")]
     pub picker_interval_ms: NonZeroU64,
@@ -88,6 +94,8 @@ pub enum ConfigError {
 pub struct Config {
     /// Where it listens.
     pub listen: SocketAddr,
+    /// What it shows there; without, it speaks no TLS.
+    pub certificate: Option<tls::Files>,
     /// How hosts are chosen.
     pub rules: Rules,
     /// How they are asked.
@@ -114,6 +122,10 @@ impl TryFrom<Args> for Config {
         let stale = Duration::from_millis(stale_ms);
         Ok(Self {
             listen: args.picker_listen,
+            certificate: args
+                .picker_cert
+                .zip(args.picker_cert_key)
+                .map(|(certificate, key)| tls::Files { certificate, key }),
             rules: Rules {
                 policy: args.routing,
                 slo: Slo { ttft_us: us(args.picker_ttft_ms), tpot_us: us(args.picker_tpot_ms) },

@@ -4,7 +4,7 @@
 //! # Layout
 //!
 //! - [`config`], [`server`]: arguments checked, everything put together, served and ended.
-//! - [`door`]: what is answered on the port; [`messages`]: what Envoy says and is told, on the wire.
+//! - [`door`]: what is answered on the port, [`tls`]: its certificate; [`messages`]: what Envoy says and is told, on the wire.
 //! - [`exchange`]: one HTTP request, as Envoy tells of it part by part; [`ask`]: what it asks for.
 //! - [`picker`]: what all of them share; [`fleet`]: the hosts there are, and the choice; [`scrape`]: asks them what they do.
 //! - [`metrics`]: what is counted.
@@ -28,3 +28,4 @@ pub mod metrics;
 pub mod picker;
 pub mod scrape;
 pub mod server;
+pub mod tls;

@@ -1,7 +1,7 @@
 //! Puts the process together, serves, and ends.
 
 use std::{
-    io::{IsTerminal as _, Write as _},
+    io::{self, IsTerminal as _, Write as _},
     net::SocketAddr,
     sync::Arc,
     time::Duration,
@@ -10,19 +10,31 @@ use std::{
 use axum::Router;
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
-    server::{conn::auto, graceful::GracefulShutdown},
+    server::{
+        conn::auto,
+        graceful::{GracefulShutdown, Watcher},
+    },
     service::TowerToHyperService,
 };
+use rustls::ServerConfig;
 use sd_notify::NotifyState;
 use settings::LogFormat;
 use tokio::{
+    io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
     signal::unix::{SignalKind, signal},
     sync::Semaphore,
 };
+use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use tracing_subscriber::EnvFilter;
 
-use crate::{config::Config, door, picker::Picker, scrape};
+use crate::{
+    config::Config,
+    door,
+    picker::Picker,
+    scrape,
+    tls::{Certificate, TlsError},
+};
 
 /// Connections at once; an Envoy has one for each of its threads.
 const MAX_CONNECTIONS: usize = 1_024;
@@ -48,15 +60,18 @@ pub enum RunError {
         /// As asked.
         address: SocketAddr,
         /// What the system said.
-        reason: std::io::Error,
+        reason: io::Error,
     },
+    /// There is no certificate to show.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     /// The system refused something basic.
     #[error("{attempt} failed: {reason}")]
     System {
         /// What was tried.
         attempt: &'static str,
         /// What the system said.
-        reason: std::io::Error,
+        reason: io::Error,
     },
 }
 
@@ -78,17 +93,19 @@ pub fn run(config: Config) -> Result<(), RunError> {
 
 async fn serve(config: Config) -> Result<(), RunError> {
     let stop = stopped()?;
+    let certificate = config.certificate.map(Certificate::read).transpose()?;
+    let scheme = if certificate.is_some() { "https" } else { "http" };
     let refused = |reason| RunError::Listen { address: config.listen, reason };
     let listener = TcpListener::bind(config.listen).await.map_err(refused)?;
     let address = listener.local_addr().map_err(refused)?;
     let picker = Arc::new(Picker::new(config.rules, config.max_body_bytes));
     tokio::spawn(scrape::run(Arc::clone(&picker), config.scrape));
     // Ready to be asked; whether it can name a host /ready says.
-    let _ = writeln!(std::io::stdout(), "ready http://{address}");
+    let _ = writeln!(io::stdout(), "ready {scheme}://{address}");
     let _ = sd_notify::notify(&[NotifyState::Ready]);
     let graceful = GracefulShutdown::new();
     tokio::select! {
-        () = accept(listener, door::router(picker), &graceful) => {}
+        () = accept(listener, certificate, door::router(picker), &graceful) => {}
         () = stop => {}
     }
     let _ = sd_notify::notify(&[NotifyState::Stopping]);
@@ -96,16 +113,30 @@ async fn serve(config: Config) -> Result<(), RunError> {
     Ok(())
 }
 
-async fn accept(listener: TcpListener, router: Router, graceful: &GracefulShutdown) {
+async fn accept(
+    listener: TcpListener,
+    certificate: Option<Certificate>,
+    router: Router,
+    graceful: &GracefulShutdown,
+) {
     let room = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
         // The semaphore is never closed.
         let Ok(place) = Arc::clone(&room).acquire_owned().await else { return };
         match listener.accept().await {
             Ok((stream, _)) => {
-                let served = connection(stream, router.clone(), graceful);
+                // Answers are small and waited for.
+                let _ = stream.set_nodelay(true);
+                let shown = certificate.as_ref().map(Certificate::config);
+                let (router, watcher) = (router.clone(), graceful.watcher());
                 tokio::spawn(async move {
-                    served.await;
+                    match shown {
+                        None => serve_connection(stream, router, watcher).await,
+                        Some(shown) => match handshake(stream, shown).await {
+                            Ok(stream) => serve_connection(stream, router, watcher).await,
+                            Err(error) => tracing::debug!(%error, "no TLS came about"),
+                        },
+                    }
                     drop(place);
                 });
             }
@@ -117,14 +148,17 @@ async fn accept(listener: TcpListener, router: Router, graceful: &GracefulShutdo
     }
 }
 
+async fn handshake(stream: TcpStream, shown: Arc<ServerConfig>) -> io::Result<TlsStream<TcpStream>> {
+    let limited = tokio::time::timeout(HEAD_LIMIT, TlsAcceptor::from(shown).accept(stream));
+    limited.await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+}
+
 /// HTTP/1.1 or, with its preface, HTTP/2.
-fn connection(
-    stream: TcpStream,
+async fn serve_connection(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     router: Router,
-    graceful: &GracefulShutdown,
-) -> impl Future<Output = ()> + use<> {
-    // Answers are small and waited for.
-    let _ = stream.set_nodelay(true);
+    watcher: Watcher,
+) {
     let mut builder = auto::Builder::new(TokioExecutor::new());
     builder.http1().timer(TokioTimer::new()).header_read_timeout(HEAD_LIMIT);
     builder
@@ -134,11 +168,8 @@ fn connection(
         .keep_alive_interval(KEEP_ALIVE)
         .keep_alive_timeout(KEEP_ALIVE);
     let served = builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
-    let served = graceful.watch(served.into_owned());
-    async move {
-        if let Err(error) = served.await {
-            tracing::debug!(%error, "a connection ended");
-        }
+    if let Err(error) = watcher.watch(served).await {
+        tracing::debug!(%error, "a connection ended");
     }
 }
 
@@ -158,11 +189,11 @@ fn stopped() -> Result<impl Future<Output = ()>, RunError> {
 /// The log goes to stderr; `RUST_LOG` says how much of it.
 fn start_log(format: LogFormat) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
     let is_json = match format {
         LogFormat::Human => false,
         LogFormat::Json => true,
-        LogFormat::Auto => !std::io::stderr().is_terminal(),
+        LogFormat::Auto => !io::stderr().is_terminal(),
     };
     // A log that somebody started before is as good.
     let _ = if is_json { log.json().try_init() } else { log.try_init() };

@@ -39,6 +39,14 @@ pub static PICKER: &[Setting] = &[
         "File of the key of the role metrics that gateways are shown, as `holobiont key add` printed it",
     ),
     picker(
+        "cert",
+        "picker-cert",
+        "FILE",
+        Preset::None,
+        "PEM file of the certificate, with its chain, that the port shows whoever connects: TLS, for gateways that insist on it. A file that is replaced is read again",
+    ),
+    picker("cert_key", "picker-cert-key", "FILE", Preset::None, "PEM file of its private key"),
+    picker(
         "interval_ms",
         "picker-interval-ms",
         "MS",

@@ -1,5 +1,4 @@
 //! Hosts that mean harm, are slow or silent, and the port as a whole.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
