@@ -6,7 +6,8 @@
 //! - [`ask`], [`target`]: who asks, with which seed, and which model is meant.
 //! - [`params`]: the sampling and output options that chat and completions share; `stops`: what ends a text; [`delivery`]: how an answer
 //!   travels.
-//! - [`structured`]: what an answer has to look like. [`tools`]: functions that it may call. [`messages`]: a conversation.
+//! - [`structured`]: what an answer has to look like. [`tools`]: functions that it may call. [`messages`]: a conversation;
+//!   [`showing`]: how a model is shown it.
 //! - [`chat`], [`completions`], [`responses`]: the ways to ask, each turned into a [`job::Job`]; [`conversation`] is what all that
 //!   are about messages become first.
 //! - [`embeddings`]: texts as vectors, which are jobs too.
