@@ -30,7 +30,7 @@ pub enum TlsError {
     /// A file is missing.
     #[error("{} cannot be read: {reason}; name a PEM file that this user may read", path.display())]
     File {
-        /// Which.
+        /// Its path.
         path: PathBuf,
         /// What the system said.
         reason: io::Error,
@@ -38,7 +38,7 @@ pub enum TlsError {
     /// A file holds something else.
     #[error("{} is no PEM file with {wanted}: {reason}", path.display())]
     Pem {
-        /// Which.
+        /// Its path.
         path: PathBuf,
         /// What should be in it.
         wanted: &'static str,

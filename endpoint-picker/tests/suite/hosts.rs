@@ -51,6 +51,8 @@ fn picker(hosts: &[SocketAddr]) -> Arc<Picker> {
     let stale = Duration::from_millis(500);
     let rules = Rules { policy: Policy::RankAware, slo: Slo::default(), stale, fallbacks: 9 };
     let picker = Arc::new(Picker::new(rules, 1 << 20));
+    assert!(!picker.is_ready(), "nobody has said anything yet");
+    assert_eq!(asked(&picker), Err(Refusal::Nobody));
     let scrape = Scrape {
         endpoints: hosts.iter().map(ToString::to_string).collect(),
         every: Duration::from_millis(20),
@@ -73,8 +75,6 @@ async fn a_host_that_says_too_much_nonsense_or_nothing_holds_nobody_up() {
     let adapter = format!(r#"{{"name":"{}","rank":1,"bytes":1}}"#, "x".repeat(17 << 20));
     let bad = [host(None).await, host(Some("[]".to_owned())).await, host(Some(report(&adapter))).await];
     let picker = picker(&[&[good], &bad[..]].concat());
-    assert!(!picker.is_ready(), "nobody has said anything yet");
-    assert_eq!(asked(&picker), Err(Refusal::Nobody));
     let known = Arc::clone(&picker);
     tokio::task::spawn_blocking(move || eventually("the good one is known", || known.is_ready()))
         .await

@@ -89,7 +89,7 @@ impl Answer {
         let slots: Vec<Slot> = (0..job.choices()).map(|_| Slot::new(&job)).collect();
         let session = Session::start(app, &job).await?;
         let prefix = match job.kind {
-            Kind::Chat => "chatcmpl",
+            Kind::Chat(_) => "chatcmpl",
             Kind::Text | Kind::Tokens => "cmpl",
             Kind::Embedding(_) => "embd",
         };
@@ -293,7 +293,7 @@ impl Slot {
             _ => Scores::Drop,
         };
         let start = match job.kind {
-            Kind::Chat => TextStart::Beginning,
+            Kind::Chat(start) => start,
             Kind::Text | Kind::Tokens | Kind::Embedding(_) => TextStart::Continuation,
         };
         let stop = job.params.stop.clone().map(StopScanner::new);

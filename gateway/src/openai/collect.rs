@@ -50,7 +50,7 @@ pub async fn respond(mut answer: Answer, first: Step) -> Result<Response<HttpBod
     let mut wholes: Vec<Whole> = (0..answer.job.choices()).map(|_| Whole::default()).collect();
     answer.each(first, |_, step| add(&mut wholes, step)).await?;
     match answer.job.kind {
-        Kind::Chat => chat(&answer, &wholes),
+        Kind::Chat(_) => chat(&answer, &wholes),
         Kind::Text | Kind::Tokens | Kind::Embedding(_) => text(&answer, &mut wholes),
     }
 }

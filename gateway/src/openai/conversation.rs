@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use settings::ToolCallParser;
 use shmproto::message::Provisional;
+use text::{chat_template::GenerationPrompt, detokenize::TextStart};
 
 use super::{
     job::{Echo, Job, Kind, Prompt, namespace},
@@ -51,6 +52,10 @@ impl Conversation {
         let calling = calling.transpose()?;
         showing.tools = calling.as_ref().map_or_else(Vec::new, |calling| calling.shown.clone());
         let tokens = serving.text.encode_chat(&messages, &showing)?;
+        let start = match showing.prompt {
+            GenerationPrompt::Continue => TextStart::Continuation,
+            GenerationPrompt::Add | GenerationPrompt::Omit => TextStart::Beginning,
+        };
         let namespace = namespace(caller, &target, &serving);
         let grammar = match (&calling, &params.structure) {
             (Some(calling), _) => calling.grammar.clone(),
@@ -59,7 +64,7 @@ impl Conversation {
             }
         };
         let job = Job {
-            kind: Kind::Chat,
+            kind: Kind::Chat(start),
             prompt_field: field,
             serving,
             target,

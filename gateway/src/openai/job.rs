@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use ids::TenantId;
 use shmproto::message::{Generate, Pooling};
+use text::detokenize::TextStart;
 
 use super::{
     params::{EndTokens, Params},
@@ -21,8 +22,8 @@ pub const MAX_PROMPTS: usize = 64;
 /// What is continued, and what the answer is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// A conversation, in a turn of its own.
-    Chat,
+    /// A conversation, in a turn of its own or in more of the last one.
+    Chat(TextStart),
     /// A text, in more text.
     Text,
     /// A text, in tokens, as Tinker's samples: each is told with its log-probability, and those of a stop string too.

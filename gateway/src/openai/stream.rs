@@ -51,7 +51,7 @@ impl Shape for Chunks {
             writer.aside(index, Draft::Retract { characters: step.piece.retracted });
         }
         match answer.job.kind {
-            Kind::Chat => writer.chat(&step),
+            Kind::Chat(_) => writer.chat(&step),
             Kind::Text | Kind::Tokens | Kind::Embedding(_) => writer.text(step),
         }
         if !provisional.is_empty() {
@@ -147,7 +147,7 @@ impl<'a> Writer<'a> {
     /// Tells something of drafts.
     fn aside(&mut self, index: usize, draft: Draft<'_>) {
         match self.answer.job.kind {
-            Kind::Chat => self.event(Aside { choice: delta_of(index, Delta::default()), draft }),
+            Kind::Chat(_) => self.event(Aside { choice: delta_of(index, Delta::default()), draft }),
             Kind::Text | Kind::Tokens | Kind::Embedding(_) => {
                 self.event(Aside { choice: text_of(index, ""), draft });
             }
@@ -180,7 +180,7 @@ impl<'a> Writer<'a> {
 
 fn object(answer: &Answer) -> &'static str {
     match answer.job.kind {
-        Kind::Chat => "chat.completion.chunk",
+        Kind::Chat(_) => "chat.completion.chunk",
         Kind::Text | Kind::Tokens | Kind::Embedding(_) => "text_completion",
     }
 }
