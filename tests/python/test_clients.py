@@ -44,6 +44,17 @@ def test_token_ids_can_be_sent_again(client):
     assert [token for piece in pieces for token in getattr(piece, "token_ids", [])] == choice.token_ids
 
 
+def test_an_answer_that_is_continued_is_the_answer(client):
+    asked = [{"role": "user", "content": "What is the capital of France?"}]
+    options = {"model": MODEL, "temperature": 0, "extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}
+    whole = client.chat.completions.create(messages=asked, max_tokens=14, **options).choices[0].message.content
+    begun = client.chat.completions.create(messages=asked, max_tokens=6, **options).choices[0].message.content
+    options["extra_body"] |= {"continue_final_message": True, "add_generation_prompt": False}
+    messages = [*asked, {"role": "assistant", "content": begun}]
+    rest = client.chat.completions.create(messages=messages, max_tokens=8, **options).choices[0].message.content
+    assert whole.startswith(begun) and begun + rest == whole
+
+
 def test_embeddings_of_openai_and_ollama_are_the_same(client, plain):
     texts = ["a colour of the sky", "the sky's colour", "a recipe for bread"]
     answer = client.embeddings.create(model=MODEL, input=texts)
