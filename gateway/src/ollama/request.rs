@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use shmproto::message::Provisional;
-use text::tokenizer::AddSpecial;
+use text::{chat_template::GenerationPrompt, tokenizer::AddSpecial};
 
 use super::messages;
 use crate::{
@@ -86,7 +86,12 @@ impl ChatBody {
         if messages.is_empty() {
             return Ok(Read { what: What::Load(wanted), context_tokens });
         }
-        let (showing, field) = (Showing::default(), "messages");
+        // Ollama's templates leave a last message of the assistant's open.
+        let is_begun = messages.last().is_some_and(|last| {
+            last.role == "assistant" && last.calls.is_empty() && !last.content.is_empty()
+        });
+        let prompt = if is_begun { GenerationPrompt::Continue } else { GenerationPrompt::Add };
+        let (showing, field) = (Showing { prompt, ..Showing::default() }, "messages");
         let conversation = Conversation { wanted, params, logprobs, messages, tools, showing, field };
         Ok(Read { what: What::Chat(Box::new(conversation)), context_tokens })
     }

@@ -152,6 +152,9 @@ async fn failures_look_as_ollamas_do_wherever_they_come_from() {
         assert_eq!(answer.status, 400, "{more}");
         assert!(answer.json()["error"].as_str().unwrap().contains(word), "{}", answer.body);
     }
+    let begun = json!({ "messages": [{ "role": "user", "content": "hi" }, { "role": "assistant", "content": "Once" }] });
+    assert_eq!(alice.post(CHAT, &chat(&begun)).await.status, 200);
+    assert!(harness.executor().generates().pop().unwrap().prompt.ends_with(&tokens("assistant:Once")));
     // What desktop clients send unasked, and what asks for nothing.
     let unasked = json!({ "num_gpu": 99, "num_thread": 4, "use_mmap": true, "mirostat": 0, "tfs_z": 1.0, "repeat_last_n": 64 });
     assert_eq!(alice.post(CHAT, &chat(&json!({ "options": unasked }))).await.status, 200);

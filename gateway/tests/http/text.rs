@@ -8,6 +8,7 @@ use gateway::{
     text::{ChatMessage, Decoder, Facts, LoadedText, Showing, Text, TextError},
 };
 use text::{
+    chat_template::GenerationPrompt,
     detokenize::TextStart,
     grammar::{GrammarError, Grammars, TokenBytes, Tokens},
     tokenizer::AddSpecial,
@@ -93,7 +94,7 @@ impl Text for ByteText {
         Box::new(ByteDecoder::default())
     }
 
-    fn encode_chat(&self, messages: &[ChatMessage], _showing: &Showing) -> Result<Vec<u32>, TextError> {
+    fn encode_chat(&self, messages: &[ChatMessage], showing: &Showing) -> Result<Vec<u32>, TextError> {
         let line = |message: &ChatMessage| {
             let calls =
                 message.calls.iter().map(|call| format!("{}();", call["function"]["name"].as_str().unwrap()));
@@ -103,7 +104,10 @@ impl Text for ByteText {
             format!("{}:{}{answers};{}", message.role, message.content, calls.collect::<String>())
         };
         let lines = messages.iter().map(line);
-        let rendered: String = lines.chain(["assistant:".to_owned()]).collect();
+        let mut rendered: String = lines.chain(["assistant:".to_owned()]).collect();
+        if showing.prompt == GenerationPrompt::Continue {
+            rendered.truncate(rendered.len() - ";assistant:".len());
+        }
         self.encode(&rendered, AddSpecial::No)
     }
 
