@@ -1,4 +1,4 @@
-//! End-to-end tests: the real programs, started as people start them, asked over HTTP with a real model.
+//! End-to-end tests: the real programs, started as people start them, asked over HTTP with a real model, or its first layers.
 //!
 //! # Layout
 //!
