@@ -160,6 +160,25 @@ install_into() {
     make_venv "$1" && "$1/bin/python" -m pip install --quiet --no-compile --disable-pip-version-check "${@:2}"
 }
 
+# The package of PyPI that llama.cpp's source is taken from, for what we are compared with.
+llama_cpp_version=0.3.36
+
+# fetch_llama_cpp FOLDER [PATTERN]: unpacks that source, or what of it PATTERN says, there, as vendor/llama.cpp: from PyPI, unless
+# HOLOBIONT_PEER_SDIST names the package.
+fetch_llama_cpp() {
+    local sdist=${HOLOBIONT_PEER_SDIST:-} python
+    if [[ -z $sdist ]]; then
+        python=$(python_with_pip)
+        say "fetching llama-cpp-python $llama_cpp_version"
+        "$python" -m pip --quiet --disable-pip-version-check download --no-deps --no-binary llama-cpp-python \
+            --dest "$1" "llama-cpp-python==$llama_cpp_version" >&2 ||
+            die "pip could not download llama-cpp-python $llama_cpp_version; its message is above" \
+                "name a downloaded source package in HOLOBIONT_PEER_SDIST"
+        sdist=$1/llama_cpp_python-$llama_cpp_version.tar.gz
+    fi
+    tar -xzf "$sdist" -C "$1" --strip-components=1 --wildcards "*/vendor/llama.cpp/${2:-*}"
+}
+
 # free_port FIRST: the first port of 127.0.0.1 from FIRST on that nobody listens on.
 free_port() {
     python3 - "$1" <<'EOF'

@@ -26,17 +26,18 @@ const NAME: &str = "chat_template";
 pub struct Limits {
     /// Instructions of the template.
     pub fuel: u64,
-    /// Macros and blocks in one another.
+    /// Macros and blocks in one another; a macro counts as four.
     pub depth: usize,
     /// Bytes of the rendered prompt.
     pub output_bytes: usize,
 }
 
 impl Default for Limits {
-    /// Far above what templates need for a full context: about 100 instructions a message, and four bytes for each of a
-    /// million tokens.
+    /// Far above what most templates need for a full context, which is about 100 instructions a message, and four bytes for each
+    /// of a million tokens. Some look through all messages for each of them, or walk through the schemas of tools by macros that
+    /// call themselves, and take some 200 instructions a property.
     fn default() -> Self {
-        Self { fuel: 500_000, depth: 64, output_bytes: 4 << 20 }
+        Self { fuel: 4_000_000, depth: 256, output_bytes: 4 << 20 }
     }
 }
 
@@ -44,7 +45,7 @@ impl Default for Limits {
 #[derive(Debug, thiserror::Error)]
 pub enum TemplateError {
     /// It is no Jinja that this environment understands.
-    #[error("the model's chat template cannot be compiled: {0:#}; use the completions API or another model")]
+    #[error("the model's chat template cannot be compiled: {0}; use the completions API or another model")]
     Syntax(#[source] minijinja::Error),
     /// The template refuses these messages by `raise_exception`.
     #[error("the model's chat template refuses these messages: {0}")]
@@ -62,7 +63,7 @@ pub enum TemplateError {
     )]
     NotContinued,
     /// Anything else, for instance a message without a field that the template needs.
-    #[error("the model's chat template cannot render these messages: {0:#}; check their roles and fields")]
+    #[error("the model's chat template cannot render these messages: {0}; check their roles and fields")]
     Render(#[source] minijinja::Error),
 }
 
@@ -112,6 +113,10 @@ impl ChatTemplate {
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.add_function("raise_exception", raise_exception);
         environment.add_filter("tojson", json::tojson);
+        // Here `none` would be iterable, and templates ask that before they ask how many tools there are.
+        environment.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
+        // Otherwise builds for debugging quote the whole conversation in errors.
+        environment.set_debug(false);
         environment.set_fuel(Some(limits.fuel));
         environment.set_recursion_limit(limits.depth);
         let source = without_generation_tags(source);
@@ -314,7 +319,7 @@ mod tests {
     fn endless_work_runs_out_of_fuel() {
         let error =
             render("{% for a in range(90000) %}{% for b in range(90000) %}{{ b }}{% endfor %}{% endfor %}");
-        assert!(matches!(error.unwrap_err(), TemplateError::Limit { limit } if limit == "500000 steps"));
+        assert!(matches!(error.unwrap_err(), TemplateError::Limit { limit } if limit == "4000000 steps"));
     }
 
     #[test]
@@ -329,7 +334,10 @@ mod tests {
 
     #[test]
     fn endless_recursion_is_an_error() {
-        let error = render("{% macro m(n) %}{{ m(n + 1) }}{% endmacro %}{{ m(0) }}").unwrap_err();
+        // Half of what a thread has by default: nobody's stack may overflow.
+        let small = std::thread::Builder::new().stack_size(1 << 20);
+        let recursion = || render("{% macro m(n) %}{{ m(n + 1) }}{% endmacro %}{{ m(0) }}").unwrap_err();
+        let error = small.spawn(recursion).unwrap().join().unwrap();
         assert!(matches!(error, TemplateError::Render(_)), "{error:?}");
     }
 
@@ -349,6 +357,13 @@ mod tests {
         let colour = template("{{ messages | length }} {{ colour }} {{ tools }}", Limits::default());
         let text = colour.render(&[json!({"role": "user"})], GenerationPrompt::Omit, &extra).unwrap();
         assert_eq!(text, "1 red None");
+    }
+
+    #[test]
+    fn tools_that_are_not_there_are_not_iterable() {
+        let source =
+            "{{ tools is iterable and tools | length > 0 }} {{ '' is iterable }} {{ 1 is iterable }}";
+        assert_eq!(render(source).unwrap(), "False True False");
     }
 
     #[test]
