@@ -1,8 +1,8 @@
 //! What answers have to look like, as callers say it; and what models answer, which is looked through for calls of tools.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
-use gateway::openai::tools::{format::Format, scan::Scanner};
+use gateway::openai::tools::{format::Format, kinds::Function, scan::Scanner};
 use text::grammar::{Grammar, Grammars, TokenBytes, Tokens};
 
 use crate::{Outcome, targets::refused};
@@ -47,8 +47,11 @@ pub(crate) fn grammar(input: &[u8]) -> Outcome {
 /// An answer, in every way that models write calls: whole and letter by letter it comes to the same.
 pub(crate) fn tool_calls(input: &[u8]) -> Outcome {
     let answer = String::from_utf8_lossy(input);
-    for format in [Format::Hermes, Format::Llama3, Format::Mistral, Format::Pythonic] {
-        let scanner = || Scanner::new(format, vec!["f".to_owned(), "weather".to_owned()]);
+    let takes =
+        serde_json::json!({ "properties": { "a": { "type": "integer" }, "b": { "type": "object" } } });
+    let functions: Arc<[Function]> = ["f", "weather"].map(|name| Function::new(name, &takes)).into();
+    for format in Format::ALL {
+        let scanner = || Scanner::new(format, Arc::clone(&functions));
         let (mut at_once, mut letters) = (scanner(), scanner());
         let (found, rest) = (at_once.push(&answer), at_once.finish());
         let (mut content, mut arguments) = (String::new(), String::new());

@@ -217,8 +217,8 @@ sections! {
         /// Which of several executors gets a request: rank-aware, where it costs least, most-idle, first-fit, random, or
         /// algo1-printed, as the paper prints it
         routing: Routing, --"routing" "POLICY", Is("rank-aware"), Gateway;
-        /// How the model writes calls of tools: auto, as its chat template shows, hermes, llama3_json, mistral, pythonic, or none,
-        /// which refuses tools
+        /// How the model writes calls of tools: auto, as its chat template shows, hermes, llama3_json, mistral, pythonic,
+        /// granite, qwen3_coder, or none, which refuses tools
         tool_call_parser: ToolCallParser, --"tool-call-parser" "FORMAT", Is("auto"), Gateway;
         /// Where traces go (OTLP over HTTP), in builds with the feature `otel`
         otlp_endpoint: String, --"otlp-endpoint" "URL", Preset::None, Gateway;

@@ -167,6 +167,10 @@ words! {
         Mistral = "mistral",
         /// A list of Python's calls: Llama 3.2, Gemma 3.
         Pythonic = "pythonic",
+        /// `<|tool_call|>` and a list: Granite 3.
+        Granite = "granite",
+        /// `<tool_call>` and tags for the function and its parameters: Qwen3-Coder, Qwen 3.5.
+        Qwen3Coder = "qwen3_coder",
         /// No way: tools are refused.
         None = "none",
     }

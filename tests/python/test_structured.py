@@ -145,16 +145,29 @@ WEATHER = {
     },
 }
 NOW = {"type": "function", "function": {"name": "now", "description": "The time"}}
-TEMPLATE = """{% if tools %}<|im_start|>system
-{% for tool in tools %}{{ tool | tojson }}
-{% endfor %}Call as <tool_call>{"name": ..., "arguments": ...}</tool_call>.<|im_end|>
-{% endif %}{% for message in messages %}<|im_start|>{{ message.role }}
-{{ message.content }}{% for call in message.tool_calls %}<tool_call>
-{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
-</tool_call>{% endfor %}<|im_end|>
-{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
+# How models are told to write calls, and how those of a history are written.
+HERMES = (
+    'Call as <tool_call>{"name": ..., "arguments": ...}</tool_call>.',
+    '<tool_call>\n{"name": "{{ function.name }}", "arguments": {{ function.arguments | tojson }}}\n</tool_call>',
+)
+GRANITE = (
+    "Call by <|tool_call|> and a JSON list.",
+    '<|tool_call|>[{"name": "{{ function.name }}", "arguments": {{ function.arguments | tojson }}}]',
+)
+QWEN3_CODER = (
+    "Call as <tool_call><function=name><parameter=key>value</parameter></function></tool_call>.",
+    "<tool_call>\n<function={{ function.name }}>\n{% for key, value in function.arguments | items %}<parameter={{ key }}>\n"
+    "{{ value }}\n</parameter>\n{% endfor %}</function>\n</tool_call>",
+)
 
+
+def template(told, written):
+    return (
+        "{% if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}" + told + "<|im_end|>\n{% endif %}"
+        "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}{% for call in message.tool_calls %}"
+        "{% set function = call.function %}" + written + "{% endfor %}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
 
 def test_tools_are_refused_where_the_template_shows_none(client):
     with pytest.raises(openai.BadRequestError) as refused:
@@ -162,13 +175,13 @@ def test_tools_are_refused_where_the_template_shows_none(client):
     assert (refused.value.code, refused.value.param) == ("unsupported_parameter", "tools")
 
 
-def write_model(folder):
+def write_model(folder, shown):
     """Two layers of random weights over a vocabulary of bytes, and a template that shows tools."""
     names = ["<|im_start|>", "<|im_end|>"]
     # GPT-2's alphabet of bytes.
-    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    letters = {byte: chr(byte) for byte in shown}
-    letters |= {byte: chr(256 + index) for index, byte in enumerate(sorted(set(range(256)) - set(shown)))}
+    plain_bytes = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    letters = {byte: chr(byte) for byte in plain_bytes}
+    letters |= {byte: chr(256 + index) for index, byte in enumerate(sorted(set(range(256)) - set(plain_bytes)))}
     vocab = {letters[byte]: byte for byte in range(256)}
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     added = [{"id": 256 + index, "content": name, "special": True, **plain} for index, name in enumerate(names)]
@@ -193,20 +206,20 @@ def write_model(folder):
     files = {
         "config.json": config,
         "tokenizer.json": tokenizer,
-        "tokenizer_config.json": {"eos_token": "<|im_end|>", "chat_template": TEMPLATE},
+        "tokenizer_config.json": {"eos_token": "<|im_end|>", "chat_template": shown},
     }
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content))
 
 
-@pytest.fixture(scope="session")
-def caller(tmp_path_factory):
-    """A model of random weights that is shown tools."""
+@pytest.fixture(scope="session", params=[HERMES, GRANITE, QWEN3_CODER], ids=["hermes", "granite", "qwen3_coder"])
+def caller(request, tmp_path_factory):
+    """A model of random weights that is shown tools, and writes calls in one way or another."""
     programs = os.environ.get("HOLOBIONT_PROGRAMS")
     if not programs:
         pytest.skip("HOLOBIONT_PROGRAMS is not set")
     model, state = tmp_path_factory.mktemp("model"), tmp_path_factory.mktemp("state")
-    write_model(model)
+    write_model(model, template(*request.param))
     command = [f"{programs}/holobiont", "up", "--model", str(model), "--random-weights", "7", "--state", str(state)]
     command += ["--listen", "127.0.0.1:0", "--served-model-name", "random", "--workers", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -231,7 +244,7 @@ def check(name, arguments):
 
 
 def test_calls_that_are_required_keep_to_their_schemas(caller):
-    for seed in range(4):
+    for seed in range(2):
         answer = call(caller, tool_choice="required", parallel_tool_calls=False, temperature=1, seed=seed)
         choice = answer.choices[0]
         assert choice.finish_reason == "tool_calls" and choice.message.content is None

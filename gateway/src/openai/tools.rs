@@ -6,15 +6,20 @@
 //! - [`format`]: how models write calls, and which way a chat template shows its model.
 //! - [`grammar`]: what an answer with calls has to look like, where it has to.
 //! - [`scan`]: calls out of an answer's text, as it comes. `object`: one that is a JSON object; `pythonic`: a list of Python's, with
-//!   its literals in `python`.
+//!   its literals in `python`; `tagged`: one in tags, whose values
+//!   mean what [`kinds`] of them the function takes.
 
 pub mod asked;
 pub mod format;
 pub mod grammar;
+pub mod kinds;
 mod object;
 mod python;
 mod pythonic;
 pub mod scan;
+mod tagged;
+
+use std::sync::Arc;
 
 use serde_json::Value;
 use settings::ToolCallParser;
@@ -23,6 +28,7 @@ use self::{
     asked::Tools,
     format::{Format, shows_tools},
     grammar::CallsError,
+    kinds::Function,
     scan::{Found, Scanner},
 };
 use super::structured::{self, Structure};
@@ -37,15 +43,15 @@ use crate::{
 pub struct Answering {
     /// How the model writes them.
     pub format: Format,
-    /// Functions there are.
-    pub names: Vec<String>,
+    /// Those there are.
+    pub functions: Arc<[Function]>,
 }
 
 impl Answering {
     /// For one answer.
     #[must_use]
     pub fn scanner(&self) -> Scanner {
-        Scanner::new(self.format, self.names.clone())
+        Scanner::new(self.format, Arc::clone(&self.functions))
     }
 
     /// A number for a call that nobody else has. Templates of Mistral's take nine letters and digits alone.
@@ -85,9 +91,9 @@ impl Calling {
         let shows = template.is_some_and(shows_tools);
         let format = Format::of(parser, template).filter(|_| shows).ok_or_else(|| no_tools(parser, shows))?;
         let grammar = grammar(&tools, format, text, answer)?;
-        let names = tools.list.iter().map(|tool| tool.name.clone()).collect();
+        let functions = tools.list.iter().map(|tool| Function::new(&tool.name, &tool.parameters)).collect();
         let shown = tools.list.into_iter().map(|tool| tool.definition).collect();
-        Ok(Self { shown, grammar, answering: Answering { format, names } })
+        Ok(Self { shown, grammar, answering: Answering { format, functions } })
     }
 }
 

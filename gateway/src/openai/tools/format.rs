@@ -13,9 +13,18 @@ pub enum Format {
     Mistral,
     /// `[name(key=value, ...), ...]` as all of the answer, with literals of Python: Llama 3.2, Gemma 3 by prompts that ask for it.
     Pythonic,
+    /// `<|tool_call|>` and then `[{"name": ..., "arguments": {...}}, ...]`: Granite 3.
+    Granite,
+    /// `<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`, anywhere, any number of them:
+    /// Qwen3-Coder, Qwen 3.5, Nemotron 3.
+    Qwen3Coder,
 }
 
 impl Format {
+    /// All of them.
+    pub const ALL: [Self; 6] =
+        [Self::Hermes, Self::Llama3, Self::Mistral, Self::Pythonic, Self::Granite, Self::Qwen3Coder];
+
     /// The one that an operator has chosen, or else that of a chat template; `None` if no calls are to be read, or the template
     /// shows no tools.
     #[must_use]
@@ -27,6 +36,8 @@ impl Format {
             ToolCallParser::Llama3Json => Some(Self::Llama3),
             ToolCallParser::Mistral => Some(Self::Mistral),
             ToolCallParser::Pythonic => Some(Self::Pythonic),
+            ToolCallParser::Granite => Some(Self::Granite),
+            ToolCallParser::Qwen3Coder => Some(Self::Qwen3Coder),
         }
     }
 
@@ -36,8 +47,13 @@ impl Format {
             return None;
         }
         let has = |word: &str| template.contains(word);
-        if has("<tool_call>") {
-            Some(Self::Hermes)
+        if has("<tool_call>") && has("<function=") {
+            Some(Self::Qwen3Coder)
+        } else if has("<tool_call>") {
+            // Others write tags of theirs within.
+            (!has("<arg_key>") && !has("<invoke name=")).then_some(Self::Hermes)
+        } else if has("<|tool_call|>") && has("JSON list") {
+            Some(Self::Granite)
         } else if has("[TOOL_CALLS]") {
             Some(Self::Mistral)
         } else if has("\"parameters\": ") && (has("<|python_tag|>") || has("<|start_header_id|>")) {
@@ -53,7 +69,8 @@ impl Format {
     #[must_use]
     pub fn announcement(self) -> Option<&'static str> {
         match self {
-            Self::Hermes => Some("<tool_call>"),
+            Self::Hermes | Self::Qwen3Coder => Some("<tool_call>"),
+            Self::Granite => Some("<|tool_call|>"),
             Self::Llama3 => Some("<|python_tag|>"),
             Self::Mistral => Some("[TOOL_CALLS]"),
             Self::Pythonic => None,
@@ -64,7 +81,8 @@ impl Format {
     #[must_use]
     pub fn words(self) -> &'static [&'static str] {
         match self {
-            Self::Hermes => &["<tool_call>", "</tool_call>"],
+            Self::Hermes | Self::Qwen3Coder => &["<tool_call>", "</tool_call>"],
+            Self::Granite => &["<|tool_call|>"],
             Self::Llama3 => &["<|python_tag|>"],
             Self::Mistral => &["[TOOL_CALLS]", "[ARGS]"],
             Self::Pythonic => &[],
@@ -90,6 +108,9 @@ mod tests {
     fn a_template_shows_its_format() {
         for (template, format) in [
             ("{% if tools %}<tool_call>{% endif %}", Some(Format::Hermes)),
+            ("{% if tools %}<tool_call>\n<function=a>", Some(Format::Qwen3Coder)),
+            ("{% if tools %}<tool_call>a<arg_key>", None),
+            ("{% if tools %}respond with <|tool_call|> followed by a JSON list", Some(Format::Granite)),
             ("{% if tools is not none %}[AVAILABLE_TOOLS]{% endif %}[TOOL_CALLS]", Some(Format::Mistral)),
             ("<|start_header_id|>{% for t in tools %}{\"name\": x, \"parameters\": y}", Some(Format::Llama3)),
             ("{% if tools %}[func_name1(params_name1=params_value1...)]", Some(Format::Pythonic)),

@@ -1,8 +1,12 @@
 //! What an answer with calls has to look like, where it has to: calls that are required, and functions that are strict.
+//!
+//! [`keywords`]: arguments that are written one by one, each with its name.
+
+mod keywords;
 
 use std::fmt::Write as _;
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use text::grammar::{Grammar, GrammarError, lark_json, lark_string};
 
 use super::{
@@ -23,6 +27,19 @@ pub enum CallsError {
     NoPlainList {
         /// The function.
         name: String,
+    },
+    /// A way to write calls that has no quotes around texts, and so no place for what a schema says of one.
+    #[error(
+        "'{keyword}' of the parameter '{parameter}' of '{name}' cannot be kept to in the model's way to write calls, which puts \
+         texts in no quotes; leave it out"
+    )]
+    NoText {
+        /// The function.
+        name: String,
+        /// Which of its parameters.
+        parameter: String,
+        /// What is said of it.
+        keyword: String,
     },
     /// What else the answer has to look like is said in a way that calls cannot stand beside.
     #[error(
@@ -89,24 +106,26 @@ impl Announcement {
 
 /// All calls of an answer, of which each is a `call`.
 fn calls(format: Format, announcement: &str, calls: Calls) -> String {
+    let one = format!("{announcement} {}", behind_announcement(format, calls));
+    match (format, calls) {
+        (Format::Hermes | Format::Qwen3Coder, Calls::Many) => format!("{one} (\"\\n\" {one})*"),
+        _ => one,
+    }
+}
+
+/// What stands behind an announcement: one call, or all of them.
+fn behind_announcement(format: Format, calls: Calls) -> String {
     let (open, between, close) = match format {
-        Format::Hermes => {
-            let one = format!("{announcement} \"\\n\" call \"\\n</tool_call>\"");
-            return match calls {
-                Calls::One => one,
-                Calls::Many => format!("{one} (\"\\n\" {one})*"),
-            };
-        }
-        Format::Llama3 => (String::new(), "; ", ""),
-        Format::Mistral => (format!("{announcement} \"[\""), ", ", "]"),
-        Format::Pythonic => ("\"[\"".to_owned(), ", ", "]"),
+        Format::Hermes | Format::Qwen3Coder => return "\"\\n\" call \"\\n</tool_call>\"".to_owned(),
+        Format::Llama3 => ("", "; ", ""),
+        Format::Mistral | Format::Granite | Format::Pythonic => ("[", ", ", "]"),
     };
     let more = match calls {
         Calls::One => String::new(),
         Calls::Many => format!("({} call)*", lark_string(between)),
     };
-    let close = if close.is_empty() { String::new() } else { lark_string(close) };
-    format!("{open} call {more} {close}")
+    let bracket = |text: &str| if text.is_empty() { String::new() } else { lark_string(text) };
+    format!("{} call {more} {}", bracket(open), bracket(close))
 }
 
 struct Rules {
@@ -128,96 +147,56 @@ impl Rules {
                 self.add("TEXT", r"/[^{](?s:.*)/");
                 "calls | TEXT | \"\"".to_owned()
             }
-            Format::Hermes | Format::Mistral if announcement.is_token => {
-                self.add("TEXT", r"/(?s:.+)/");
-                format!("TEXT? (calls TEXT?){many}")
-            }
-            Format::Mistral | Format::Pythonic => {
+            Format::Pythonic => {
                 self.add("TEXT", r"/[^\[](?s:.*)/");
                 "calls | TEXT | \"\"".to_owned()
             }
-            Format::Hermes => {
+            Format::Hermes | Format::Mistral | Format::Granite | Format::Qwen3Coder
+                if announcement.is_token =>
+            {
+                self.add("TEXT", r"/(?s:.+)/");
+                format!("TEXT? (calls TEXT?){many}")
+            }
+            Format::Mistral => {
+                self.add("TEXT", r"/[^\[](?s:.*)/");
+                "calls | TEXT | \"\"".to_owned()
+            }
+            format @ (Format::Hermes | Format::Granite | Format::Qwen3Coder) => {
+                let word = format.announcement().unwrap_or_default();
                 // Up to the announcement, and with it; and what has none in it.
-                self.add("announced[suffix=\"<tool_call>\"]", r"/(?s:.*)/");
-                self.add("TEXT", r"/(?s:.*)/ & ~/(?s:.*)<tool_call>(?s:.*)/");
-                format!("(announced \"\\n\" call \"\\n</tool_call>\"){many} TEXT")
+                self.add(&format!("announced[suffix={}]", lark_string(word)), r"/(?s:.*)/");
+                let word = word.replace('|', r"\|");
+                self.add("TEXT", &format!("/(?s:.*)/ & ~/(?s:.*){word}(?s:.*)/"));
+                format!("(announced {}){many} TEXT", behind_announcement(format, calls))
             }
         }
     }
 
     fn call(&mut self, index: usize, tool: &Tool, choice: &Choice) -> Result<(), CallsError> {
-        let (name, arguments) = (Value::from(tool.name.as_str()), format!("arguments_{index}"));
+        let (rule, arguments) = (format!("call_{index}"), format!("arguments_{index}"));
         let is_free = *choice == Choice::Auto && tool.strictness == Strictness::Free;
-        let any = json!({ "type": "object" });
-        let schema = if is_free { &any } else { &tool.parameters };
-        let before = match self.format {
-            Format::Pythonic => {
-                self.add(
-                    &format!("call_{index}"),
-                    &format!("{} {arguments} \")\"", lark_string(&format!("{}(", tool.name))),
-                );
-                return self.keywords(&arguments, &tool.name, schema);
+        let name = Value::from(tool.name.as_str());
+        let (before, behind) = match self.format {
+            Format::Pythonic => (format!("{}(", tool.name), ")"),
+            Format::Qwen3Coder => (format!("<function={}>\n", tool.name), "</function>"),
+            Format::Llama3 => (format!("{{\"name\": {name}, \"parameters\": "), "}"),
+            Format::Hermes | Format::Mistral | Format::Granite => {
+                (format!("{{\"name\": {name}, \"arguments\": "), "}")
             }
-            Format::Llama3 => format!("{{\"name\": {name}, \"parameters\": "),
-            Format::Hermes | Format::Mistral => format!("{{\"name\": {name}, \"arguments\": "),
         };
-        self.add(&format!("call_{index}"), &format!("{} {arguments} \"}}\"", lark_string(&before)));
-        self.add(&arguments, &lark_json(schema)?);
-        Ok(())
-    }
-
-    /// Arguments as `key=value, ...`, in the order of the schema, the values as JSON, which these models read and write as well.
-    fn keywords(&mut self, rule: &str, name: &str, schema: &Value) -> Result<(), CallsError> {
-        let no_list = || CallsError::NoPlainList { name: name.to_owned() };
-        const KNOWN: [&str; 9] = [
-            "type",
-            "properties",
-            "required",
-            "additionalProperties",
-            "$defs",
-            "definitions",
-            "title",
-            "description",
-            "$schema",
-        ];
-        let object = schema.as_object().ok_or_else(no_list)?;
-        if object.keys().any(|key| !KNOWN.contains(&key.as_str()))
-            || object.get("type") != Some(&json!("object"))
-        {
-            return Err(no_list());
-        }
-        let none = Map::new();
-        let properties =
-            object.get("properties").map_or(Some(&none), Value::as_object).ok_or_else(no_list)?;
-        let required = object.get("required").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
-        let definitions = |schema: &Value| {
-            let mut schema = schema.clone();
-            for key in ["$defs", "definitions"] {
-                if let (Some(map), Some(all)) = (schema.as_object_mut(), object.get(key)) {
-                    map.entry(key).or_insert_with(|| all.clone());
-                }
+        self.add(&rule, &format!("{} {arguments} {}", lark_string(&before), lark_string(behind)));
+        match (self.format, is_free) {
+            (Format::Pythonic | Format::Qwen3Coder, true) => self.any_keywords(&arguments),
+            (Format::Pythonic | Format::Qwen3Coder, false) => self.keywords(&arguments, tool),
+            (_, true) => {
+                self.add(&arguments, &lark_json(&json!({ "type": "object" }))?);
+                Ok(())
             }
-            schema
-        };
-        for (index, (key, schema)) in properties.iter().enumerate() {
-            let is_optional = !required.iter().any(|name| name == key);
-            self.add(&format!("{rule}_value_{index}"), &lark_json(&definitions(schema))?);
-            let one = format!(
-                "{} {rule}_value_{index} {rule}_behind_{}",
-                lark_string(&format!("{key}=")),
-                index + 1
-            );
-            let (first, behind) = (format!("{rule}_from_{index}"), format!("{rule}_behind_{index}"));
-            let skip =
-                |to: &str| if is_optional { format!(" | {rule}_{to}_{}", index + 1) } else { String::new() };
-            self.add(&first, &format!("{one}{}", skip("from")));
-            self.add(&behind, &format!("\", \" {one}{}", skip("behind")));
+            (_, false) => {
+                self.add(&arguments, &lark_json(&tool.parameters)?);
+                Ok(())
+            }
         }
-        for last in ["from", "behind"] {
-            self.add(&format!("{rule}_{last}_{}", properties.len()), "\"\"");
-        }
-        self.add(rule, &format!("{rule}_from_0"));
-        Ok(())
     }
 }
 
@@ -226,15 +205,13 @@ mod tests {
     use text::grammar::{Grammars, TokenBytes, Tokens};
 
     use super::{
-        super::{asked, scan::Scanner},
+        super::{asked, kinds::Function, scan::Scanner},
         *,
     };
     use crate::openai::fields::Fields;
 
     const END: u32 = 256;
     const ANNOUNCED: u32 = 257;
-    const FORMATS: [Format; 4] = [Format::Hermes, Format::Llama3, Format::Mistral, Format::Pythonic];
-
     fn grammars() -> Grammars {
         let bytes: Vec<u8> = (0..=255).collect();
         let texts = bytes.iter().map(|byte| TokenBytes::Text(std::slice::from_ref(byte)));
@@ -280,7 +257,9 @@ mod tests {
 
     /// The calls that are read out of `answer`; there is nothing else in it.
     fn calls_of(format: Format, answer: &str) -> Vec<(String, Value)> {
-        let mut scanner = Scanner::new(format, vec!["weather".into(), "now".into()]);
+        let functions = tools(&json!({})).list;
+        let functions = functions.iter().map(|tool| Function::new(&tool.name, &tool.parameters)).collect();
+        let mut scanner = Scanner::new(format, functions);
         let (found, rest) = (scanner.push(answer), scanner.finish());
         assert_eq!(format!("{}{}", found.content, rest.content), "", "{format:?}: {answer}");
         let mut calls: Vec<(String, String)> = Vec::new();
@@ -309,7 +288,7 @@ mod tests {
     fn calls_that_are_required_keep_to_their_schemas_in_every_format() {
         let grammars = grammars();
         let named = json!({ "tool_choice": { "type": "function", "function": { "name": "weather" } } });
-        for format in FORMATS {
+        for format in Format::ALL {
             let announced = (format == Format::Mistral).then_some(ANNOUNCED);
             for (more, seeds) in [(json!({ "tool_choice": "required" }), 0..6), (named.clone(), 6..9)] {
                 let grammar = of(&tools(&more), format, announced, None).unwrap().unwrap();
@@ -328,7 +307,7 @@ mod tests {
     #[test]
     fn where_a_function_is_strict_text_is_free_and_calls_are_not() {
         let grammars = grammars();
-        for format in FORMATS {
+        for format in Format::ALL {
             for announced in [None, (format == Format::Mistral).then_some(ANNOUNCED)] {
                 let grammar = of(&tools(&json!({})), format, announced, None).unwrap().unwrap();
                 let mut matcher = grammars.compile(&grammar.source().unwrap()).unwrap();
@@ -343,6 +322,8 @@ mod tests {
                     (Format::Mistral, Some(_)) => "[{\"name\": \"weather\", \"arguments\": ",
                     (Format::Mistral, None) => "[TOOL_CALLS][{\"name\": \"weather\", \"arguments\": ",
                     (Format::Pythonic, _) => "[weather(",
+                    (Format::Granite, _) => "I look.<|tool_call|>[{\"name\": \"weather\", \"arguments\": ",
+                    (Format::Qwen3Coder, _) => "I look.<tool_call>\n<function=weather>\n",
                 };
                 if announced.is_some() {
                     matcher.accept(ANNOUNCED).unwrap();
@@ -351,7 +332,11 @@ mod tests {
                     matcher.accept(byte.into()).unwrap_or_else(|error| panic!("{format:?} {call}: {error}"));
                 }
                 let next = matcher.allowed().unwrap();
-                let wanted = if format == Format::Pythonic { b'c' } else { b'{' };
+                let wanted = match format {
+                    Format::Pythonic => b'c',
+                    Format::Qwen3Coder => b'<',
+                    _ => b'{',
+                };
                 assert!(next.contains(wanted.into()) && !next.contains(b'7'.into()), "{format:?}");
             }
         }
@@ -373,5 +358,68 @@ mod tests {
         free.list[0].parameters = json!({ "anyOf": [] });
         let error = of(&free, Format::Pythonic, None, None).unwrap_err();
         assert!(error.to_string().contains("weather"), "{error}");
+    }
+
+    #[test]
+    fn beside_a_strict_function_a_free_one_takes_any_arguments() {
+        let grammars = grammars();
+        for (format, call) in [
+            (Format::Hermes, "<tool_call>\n{\"name\": \"now\", \"arguments\": {\"a\": [1]}}\n</tool_call>"),
+            (Format::Pythonic, "[now(a=[1], b=\"x\")]"),
+            (
+                Format::Qwen3Coder,
+                "<tool_call>\n<function=now>\n<parameter=a>\n[1]\n</parameter>\n</function>\n</tool_call>",
+            ),
+        ] {
+            let grammar = of(&tools(&json!({})), format, None, None).unwrap().unwrap();
+            let mut matcher = grammars.compile(&grammar.source().unwrap()).unwrap();
+            for byte in call.bytes() {
+                matcher.accept(byte.into()).unwrap_or_else(|error| panic!("{format:?} {call}: {error}"));
+            }
+        }
+    }
+
+    #[test]
+    fn texts_in_no_quotes_keep_to_what_can_be_kept_to_and_the_rest_is_refused_by_name() {
+        let of = |schema: Value| {
+            let parameters = json!({ "type": "object", "properties": { "p": schema }, "required": ["p"] });
+            let mut tools = tools(&json!({ "tool_choice": "required" }));
+            tools.list.truncate(1);
+            tools.list[0].parameters = parameters;
+            of(&tools, Format::Qwen3Coder, None, None).map(|grammar| grammar.unwrap().source().unwrap())
+        };
+        let text = json!({ "type": "string", "minLength": 2, "maxLength": 3, "description": "two or three" });
+        let optional = json!({ "anyOf": [{ "enum": ["a", "b"] }, { "type": "null" }], "default": null });
+        let list = json!({ "type": "array", "items": { "type": "string", "pattern": "^x" }, "minItems": 1 });
+        let grammars = grammars();
+        for (schema, value, is_taken) in [
+            (&text, "ab", true),
+            (&text, "abcd", false),
+            (&text, "a", false),
+            (&optional, "a", true),
+            (&optional, "null", true),
+            (&optional, "c", false),
+            (&list, "[\"xy\"]", true),
+            (&list, "[\"y\"]", false),
+        ] {
+            let mut matcher = grammars.compile(&of(schema.clone()).unwrap()).unwrap();
+            let call = format!(
+                "<tool_call>\n<function=weather>\n<parameter=p>\n{value}\n</parameter>\n</function>\n</tool_call>"
+            );
+            let taken = call.bytes().try_for_each(|byte| matcher.accept(byte.into()));
+            assert_eq!(taken.is_ok(), is_taken, "{schema} {value}");
+        }
+        for (schema, keyword) in [
+            (json!({ "type": "string", "pattern": "a" }), "pattern"),
+            (json!({ "type": ["string", "integer"] }), "type"),
+            (json!({ "enum": ["a", 1] }), "enum"),
+            (json!({ "anyOf": [{ "type": "string", "format": "date" }, { "type": "null" }] }), "format"),
+        ] {
+            let error = of(schema).unwrap_err();
+            assert!(
+                matches!(&error, CallsError::NoText { keyword: named, .. } if named == keyword),
+                "{error}"
+            );
+        }
     }
 }

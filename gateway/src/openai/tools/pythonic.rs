@@ -21,7 +21,7 @@ enum At {
     BehindCall,
 }
 
-/// What a list has come to.
+/// What comes of calls that are read part by part.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Told {
     /// A call of this name has begun.

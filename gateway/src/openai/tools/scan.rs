@@ -3,10 +3,14 @@
 //! However the text is cut into pieces, what is found is the same: what may be the beginning of a call is held back until that is
 //! decided, as stop strings are. What turns out to be no call is text.
 
+use std::sync::Arc;
+
 use super::{
     format::Format,
+    kinds::Function,
     object::{ObjectScanner, Progress},
     pythonic::{ListScanner, Told},
+    tagged::{OPENING, TaggedScanner},
 };
 
 /// Most bytes of white space that wait for what follows them.
@@ -56,6 +60,8 @@ enum State {
     Object(ObjectScanner),
     /// In a list of calls that are Python's.
     List(ListScanner),
+    /// In a call that is written in tags.
+    Tagged(TaggedScanner),
     /// In the name that stands before an object.
     Name(String),
     /// All that comes is text.
@@ -66,8 +72,8 @@ enum State {
 #[derive(Debug)]
 pub struct Scanner {
     format: Format,
-    /// Names there are: calls that are not announced are told from other answers by theirs.
-    names: Vec<String>,
+    /// Those there are: calls that are not announced are told from other answers by their names.
+    functions: Arc<[Function]>,
     state: State,
     /// Read, and not decided yet: told as text if it is no call.
     held: String,
@@ -77,20 +83,20 @@ pub struct Scanner {
     calls: usize,
     /// The call under way has been told of.
     told: bool,
-    /// In a list of Mistral's.
+    /// In a list of objects.
     in_list: bool,
     /// The object is a call's arguments alone: its name stood before it.
     is_bare: bool,
 }
 
 impl Scanner {
-    /// One before the first character of an answer, in which calls of `names` may come.
+    /// One before the first character of an answer, in which calls of `functions` may come.
     #[must_use]
-    pub fn new(format: Format, names: Vec<String>) -> Self {
+    pub fn new(format: Format, functions: Arc<[Function]>) -> Self {
         let (held, state) = (String::new(), State::Text);
         Self {
             format,
-            names,
+            functions,
             state,
             held,
             calls: 0,
@@ -145,6 +151,7 @@ impl Scanner {
             State::Name(name) => self.in_name(name, c, found),
             State::Object(scanner) => self.in_object(scanner, c, found),
             State::List(scanner) => self.in_list(scanner, c, found),
+            State::Tagged(scanner) => self.in_tags(scanner, c, found),
         }
     }
 
@@ -185,7 +192,7 @@ impl Scanner {
         let begins = match self.format {
             Format::Llama3 => '{',
             Format::Pythonic => '[',
-            Format::Hermes | Format::Mistral => return false,
+            _ => return false,
         };
         c == begins
     }
@@ -205,19 +212,25 @@ impl Scanner {
         }
         self.state = State::Between;
         let (held, announced) = (self.held.trim_start(), self.format.announcement().unwrap_or_default());
+        let behind = held.strip_prefix(announced).unwrap_or(held).trim_start();
         let is_announced_again = self.calls > 0 && !self.in_list && announced.starts_with(held);
         match (self.format, c) {
+            (Format::Qwen3Coder, _) if OPENING.starts_with(behind) => {
+                if behind == OPENING {
+                    self.begin_tags(found);
+                }
+            }
             (_, '{') => self.begin(c, found),
             (Format::Mistral, _) if is_announced_again => {}
-            (Format::Mistral, '[') if held.strip_prefix(announced).is_some_and(|rest| rest.trim() == "[") => {
+            (Format::Mistral | Format::Granite, '[') if held.starts_with(announced) && behind == "[" => {
                 self.in_list = true;
             }
-            (Format::Mistral, ',') if self.in_list && self.calls > 0 => {}
-            (Format::Mistral, ']') if self.in_list => self.end(),
+            (_, ',') if self.in_list && self.calls > 0 => {}
+            (_, ']') if self.in_list => self.end(),
             (Format::Mistral, c) if !self.in_list && (c.is_alphanumeric() || c == '_') => {
                 self.state = State::Name(c.to_string());
             }
-            (Format::Hermes, _) if self.calls > 0 && self.is_closing() => {}
+            (Format::Hermes | Format::Qwen3Coder, _) if self.calls > 0 && self.is_closing() => {}
             (Format::Llama3, ';') => {}
             _ if c.is_whitespace() => {}
             _ => {
@@ -227,7 +240,7 @@ impl Scanner {
         }
     }
 
-    /// Whether what is held ends with a part of the word that closes a call of Hermes; all of it ends the call.
+    /// Whether what is held ends with a part of the word that closes an announced call; all of it ends the call.
     fn is_closing(&mut self) -> bool {
         const CLOSING: &str = "</tool_call>";
         let held = self.held.trim_start();
@@ -302,13 +315,44 @@ impl Scanner {
 
     /// Of formats that announce calls any name is one: a model that calls what there is not is told so by its caller.
     fn is_known(&self, name: Option<&str>) -> bool {
-        let is_announced = matches!(self.format, Format::Hermes | Format::Mistral);
-        is_announced || name.is_some_and(|name| self.names.iter().any(|known| known == name))
+        let is_announced = !matches!(self.format, Format::Llama3 | Format::Pythonic);
+        is_announced || name.is_some_and(|name| self.functions.iter().any(|known| known.name == name))
     }
 
     fn in_list(&mut self, mut scanner: ListScanner, c: char, found: &mut Found) {
-        let mut progress = scanner.push(c);
-        for told in scanner.take() {
+        let progress = scanner.push(c);
+        match self.tell(scanner.take(), progress, found) {
+            Progress::Open => self.state = State::List(scanner),
+            Progress::Whole => {
+                let was_told = std::mem::take(&mut self.told);
+                if was_told { self.end() } else { self.give_up(State::Over, found) }
+            }
+            Progress::Broken => self.give_up(State::Over, found),
+        }
+    }
+
+    /// The beginning of a call in tags has come, and is held.
+    fn begin_tags(&mut self, found: &mut Found) {
+        let mut scanner = TaggedScanner::default();
+        let (last, before) = (OPENING.chars().next_back(), OPENING.chars().count() - 1);
+        for c in OPENING.chars().take(before) {
+            let _ = scanner.push(c, &self.functions);
+        }
+        self.in_tags(scanner, last.unwrap_or_default(), found);
+    }
+
+    fn in_tags(&mut self, mut scanner: TaggedScanner, c: char, found: &mut Found) {
+        let progress = scanner.push(c, &self.functions);
+        match self.tell(scanner.take(), progress, found) {
+            Progress::Open => self.state = State::Tagged(scanner),
+            Progress::Whole => (self.told, self.state) = (false, State::Between),
+            Progress::Broken => self.give_up(State::Text, found),
+        }
+    }
+
+    /// What a scanner of calls has come to, and how far it is then.
+    fn tell(&mut self, told: Vec<Told>, mut progress: Progress, found: &mut Found) -> Progress {
+        for told in told {
             match told {
                 Told::Begun(name) if self.is_known(Some(&name)) => {
                     found.call(self.calls, Some(name), String::new());
@@ -321,14 +365,7 @@ impl Scanner {
                 Told::Arguments(_) => {}
             }
         }
-        match progress {
-            Progress::Open => self.state = State::List(scanner),
-            Progress::Whole => {
-                let was_told = std::mem::take(&mut self.told);
-                if was_told { self.end() } else { self.give_up(State::Over, found) }
-            }
-            Progress::Broken => self.give_up(State::Over, found),
-        }
+        progress
     }
 }
 

@@ -1,6 +1,7 @@
 //! Calls in answers, in every way that models write them.
 
 use proptest::prelude::*;
+use serde_json::json;
 
 use super::*;
 
@@ -56,6 +57,35 @@ const CASES: &[Case] = &[
     ),
     (Format::Mistral, "[1, 2]", "[1, 2]", &[]),
     (
+        Format::Granite,
+        "<|tool_call|>[{\"name\": \"f\", \"arguments\": {\"a\": 1}}, {\"name\": \"g\", \"arguments\": {}}]",
+        "",
+        &[("f", "{\"a\": 1}"), ("g", "{}")],
+    ),
+    (Format::Granite, "<|tool_call|>f[ARGS]{}", "<|tool_call|>f[ARGS]{}", &[]),
+    (
+        Format::Qwen3Coder,
+        "I look.\n<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n<parameter=b>\n1\n</parameter>\n</function>\n</tool_call>\n\
+         <tool_call>\n<function=g>\n</function>\n</tool_call>",
+        "I look.",
+        &[("f", "{\"a\": 1, \"b\": \"1\"}"), ("g", "{}")],
+    ),
+    (
+        Format::Qwen3Coder,
+        "<tool_call><function=f><parameter=c>{\"d\": \"</parameter>\\\"\"}</parameter><parameter=b>\nx\n\n y\n</parameter></function><function=g></function></tool_call> Done.",
+        " Done.",
+        &[("f", "{\"c\": {\"d\":\"</parameter>\\\"\"}, \"b\": \"x\\n\\n y\"}"), ("g", "{}")],
+    ),
+    (
+        Format::Qwen3Coder,
+        "<tool_call>\n<function=h>\n<parameter=a>\n1\n</parameter>\n</function>",
+        "",
+        &[("h", "{\"a\": \"1\"}")],
+    ),
+    (Format::Qwen3Coder, "<tool_call>{\"name\": \"f\"}</tool_call>", "", &[("f", "{}")]),
+    (Format::Qwen3Coder, "a <tool_call> <functions", "a <tool_call> <functions", &[]),
+    (Format::Qwen3Coder, "<tool_call>\n<function=f>\n<parameter=a>\n1", "", &[("f", "")]),
+    (
         Format::Pythonic,
         "[f(a=1, b='x, )', c=[True, None]), g()]",
         "",
@@ -67,7 +97,8 @@ const CASES: &[Case] = &[
 ];
 
 fn scan<'a>(format: Format, pieces: impl Iterator<Item = &'a str>) -> (String, Vec<(String, String)>) {
-    let mut scanner = Scanner::new(format, vec!["f".to_owned(), "g".to_owned()]);
+    let schema = json!({ "properties": { "a": { "type": "integer" }, "b": { "type": "string" }, "c": { "type": "object" } } });
+    let mut scanner = Scanner::new(format, ["f", "g"].map(|name| Function::new(name, &schema)).into());
     let (mut content, mut calls) = (String::new(), Vec::<(String, String)>::new());
     let mut add = |found: Found| {
         content.push_str(&found.content);
@@ -107,7 +138,7 @@ fn calls_are_found_however_the_answer_is_cut() {
 
 #[test]
 fn arguments_go_out_before_their_call_ends() {
-    let mut scanner = Scanner::new(Format::Hermes, Vec::new());
+    let mut scanner = Scanner::new(Format::Hermes, [].into());
     let found = scanner.push("<tool_call>{\"name\": \"f\", \"arguments\": {\"city\": \"Par");
     let call = CallPiece { index: 0, name: Some("f".to_owned()), arguments: "{\"city\": \"Par".to_owned() };
     assert_eq!(found, Found { content: String::new(), calls: vec![call] });
@@ -122,12 +153,14 @@ proptest! {
             prop_oneof![
                 Just("<tool_call>"), Just("</tool_call>"), Just("[TOOL_CALLS]"), Just("[ARGS]"), Just("<|python_tag|>"),
                 Just("{\"name\": \"f\""), Just("\"arguments\": {\"a\": 1}"), Just("}"), Just("{"), Just("["), Just("]"),
-                Just(","), Just(";"), Just(" "), Just("\n"), Just("f("), Just("a=1"), Just(")"), Just("\""), Just("x"), Just("é"),
+                Just(","), Just(";"), Just(" "), Just("\n"), Just("f("), Just("a=1"), Just(")"), Just("\""), Just("<|tool_call|>"),
+                Just("<function=f>"), Just("<parameter=a>"), Just("</parameter>"), Just("</function>"), Just("x"), Just("é"),
             ],
             0..24,
         ),
         format in prop_oneof![
-            Just(Format::Hermes), Just(Format::Llama3), Just(Format::Mistral), Just(Format::Pythonic)
+            Just(Format::Hermes), Just(Format::Llama3), Just(Format::Mistral), Just(Format::Pythonic),
+            Just(Format::Granite), Just(Format::Qwen3Coder),
         ],
     ) {
         let whole = parts.concat();

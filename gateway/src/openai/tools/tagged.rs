@@ -1,0 +1,139 @@
+//! One call that is written in tags, `<function=NAME><parameter=KEY>VALUE</parameter></function>`, character by character.
+//!
+//! Values stand there as they are: what they mean depends on what the function takes.
+
+use serde_json::Value;
+
+use super::{
+    kinds::{Function, Kinds},
+    object::Progress,
+    pythonic::Told,
+};
+
+/// Longest tag.
+const MAX_TAG_BYTES: usize = 256;
+/// Longest value.
+const MAX_VALUE_BYTES: usize = 1 << 20;
+
+/// How a call begins.
+pub(super) const OPENING: &str = "<function=";
+const PARAMETER: &str = "<parameter=";
+const END_OF_VALUE: &str = "</parameter>";
+const END_OF_CALL: &str = "</function>";
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum At {
+    /// In the tag that begins the call.
+    Begin,
+    /// Between parameters, or in a tag there.
+    Between,
+    Value,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct TaggedScanner {
+    at: At,
+    tag: String,
+    key: String,
+    value: String,
+    /// What each parameter of the function takes, once its name is known.
+    function: Option<Function>,
+    /// Arguments so far.
+    count: usize,
+    told: Vec<Told>,
+}
+
+impl Default for TaggedScanner {
+    fn default() -> Self {
+        let (tag, key, value, told) = (String::new(), String::new(), String::new(), Vec::new());
+        Self { at: At::Begin, tag, key, value, function: None, count: 0, told }
+    }
+}
+
+impl TaggedScanner {
+    /// What is new.
+    pub(super) fn take(&mut self) -> Vec<Told> {
+        std::mem::take(&mut self.told)
+    }
+
+    /// Takes the next character of a call of one of `functions`.
+    pub(super) fn push(&mut self, c: char, functions: &[Function]) -> Progress {
+        if self.at == At::Value {
+            return self.in_value(c);
+        }
+        if self.tag.is_empty() && c.is_whitespace() {
+            return Progress::Open;
+        }
+        self.tag.push(c);
+        let wanted: &[&str] = match self.at {
+            At::Begin => &[OPENING],
+            At::Between | At::Value => &[PARAMETER, END_OF_CALL],
+        };
+        let may_be = |word: &&str| word.starts_with(&self.tag) || self.tag.starts_with(word);
+        if self.tag.len() > MAX_TAG_BYTES || !wanted.iter().any(may_be) {
+            return Progress::Broken;
+        }
+        if c == '>' { self.end_tag(functions) } else { Progress::Open }
+    }
+
+    fn end_tag(&mut self, functions: &[Function]) -> Progress {
+        let tag = std::mem::take(&mut self.tag);
+        if tag == END_OF_CALL {
+            self.told.push(Told::Arguments(if self.count == 0 { "{}" } else { "}" }.to_owned()));
+            return Progress::Whole;
+        }
+        let name = |opening| tag.strip_prefix(opening).map(|rest| rest.trim_end_matches('>').trim());
+        match (self.at, name(OPENING), name(PARAMETER)) {
+            (At::Begin, Some(name), _) if !name.is_empty() => {
+                self.function = functions.iter().find(|function| function.name == name).cloned();
+                self.told.push(Told::Begun(name.to_owned()));
+                self.at = At::Between;
+            }
+            (At::Between, _, Some(key)) if !key.is_empty() => {
+                key.clone_into(&mut self.key);
+                self.at = At::Value;
+            }
+            _ => return Progress::Broken,
+        }
+        Progress::Open
+    }
+
+    fn in_value(&mut self, c: char) -> Progress {
+        self.value.push(c);
+        if self.value.len() > MAX_VALUE_BYTES {
+            return Progress::Broken;
+        }
+        let Some(value) = self.value.strip_suffix(END_OF_VALUE) else { return Progress::Open };
+        let takes = self.function.as_ref().map_or(Kinds::TEXT, |function| function.takes(&self.key));
+        if !takes.hold_texts() && ends_in_a_text(value) {
+            return Progress::Open;
+        }
+        // The line breaks belong to the tags.
+        let value = value.strip_prefix('\n').unwrap_or(value);
+        let value = takes.read(value.strip_suffix('\n').unwrap_or(value));
+        let (before, key) = (if self.count == 0 { "{" } else { ", " }, Value::from(self.key.as_str()));
+        self.told.push(Told::Arguments(format!("{before}{key}: {value}")));
+        self.value.clear();
+        self.count += 1;
+        self.at = At::Between;
+        Progress::Open
+    }
+}
+
+/// Whether a list or an object stops within one of its texts: then its end is still to come.
+fn ends_in_a_text(json: &str) -> bool {
+    if !json.trim_start().starts_with(['{', '[']) {
+        return false;
+    }
+    let (mut is_in, mut is_escaped) = (false, false);
+    for byte in json.bytes() {
+        match byte {
+            _ if is_escaped => is_escaped = false,
+            b'\\' if is_in => is_escaped = true,
+            b'"' => is_in = !is_in,
+            _ => {}
+        }
+    }
+    is_in
+}
