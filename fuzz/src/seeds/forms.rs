@@ -123,6 +123,13 @@ pub(super) fn tool_calls() -> Vec<Seed> {
     make.valid("calls of Mistral", b"[TOOL_CALLS] [{\"name\": \"f\", \"arguments\": {}}]".to_vec());
     make.valid("a call of Mistral by its name", b"[TOOL_CALLS]f[ARGS]{\"a\": [1]}[TOOL_CALLS]f{}".to_vec());
     make.valid("calls of Python", b"[f(a=1, b='x'), f(c={'d': [True, None]})]".to_vec());
+    make.valid("calls of Granite", b"<|tool_call|>[{\"name\": \"f\", \"arguments\": {}}]".to_vec());
+    make.valid(
+        "calls of Qwen3-Coder",
+        b"<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n<parameter=b>\n{\"c\": \"</parameter>\"}\n</parameter>\n\
+          </function>\n</tool_call>\n<tool_call><function=f></function></tool_call>"
+            .to_vec(),
+    );
     let deep = "[".repeat(100_000);
     for (name, answer) in [
         ("arguments 100,000 deep", format!("<tool_call>{{\"name\":\"f\",\"arguments\":{deep}")),
@@ -131,6 +138,11 @@ pub(super) fn tool_calls() -> Vec<Seed> {
         ("100,000 announcements", "<tool_call>".repeat(100_000)),
         ("a megabyte of white space", format!("[TOOL_CALLS]{}", " ".repeat(1 << 20))),
         ("white space, and white space", " \n".repeat(1 << 19)),
+        ("a tag without an end", format!("<tool_call><function={}", "x".repeat(100_000))),
+        (
+            "a value that goes on behind its end",
+            format!("<tool_call><function=f><parameter=b>{{\"{}", "</parameter>".repeat(80_000)),
+        ),
         ("half announcements", "<tool_cal".repeat(50_000)),
     ] {
         make.bounded(name, NEARLY, answer.into_bytes());

@@ -37,6 +37,7 @@ pub(super) struct TaggedScanner {
     tag: String,
     key: String,
     value: String,
+    quotes: Quotes,
     /// What each parameter of the function takes, once its name is known.
     function: Option<Function>,
     /// Arguments so far.
@@ -47,7 +48,7 @@ pub(super) struct TaggedScanner {
 impl Default for TaggedScanner {
     fn default() -> Self {
         let (tag, key, value, told) = (String::new(), String::new(), String::new(), Vec::new());
-        Self { at: At::Begin, tag, key, value, function: None, count: 0, told }
+        Self { at: At::Begin, tag, key, value, quotes: Quotes::default(), function: None, count: 0, told }
     }
 }
 
@@ -101,12 +102,13 @@ impl TaggedScanner {
 
     fn in_value(&mut self, c: char) -> Progress {
         self.value.push(c);
+        self.quotes.push(c);
         if self.value.len() > MAX_VALUE_BYTES {
             return Progress::Broken;
         }
         let Some(value) = self.value.strip_suffix(END_OF_VALUE) else { return Progress::Open };
         let takes = self.function.as_ref().map_or(Kinds::TEXT, |function| function.takes(&self.key));
-        if !takes.hold_texts() && ends_in_a_text(value) {
+        if !takes.hold_texts() && self.quotes.is_open {
             return Progress::Open;
         }
         // The line breaks belong to the tags.
@@ -115,25 +117,32 @@ impl TaggedScanner {
         let (before, key) = (if self.count == 0 { "{" } else { ", " }, Value::from(self.key.as_str()));
         self.told.push(Told::Arguments(format!("{before}{key}: {value}")));
         self.value.clear();
+        self.quotes = Quotes::default();
         self.count += 1;
         self.at = At::Between;
         Progress::Open
     }
 }
 
-/// Whether a list or an object stops within one of its texts: then its end is still to come.
-fn ends_in_a_text(json: &str) -> bool {
-    if !json.trim_start().starts_with(['{', '[']) {
-        return false;
-    }
-    let (mut is_in, mut is_escaped) = (false, false);
-    for byte in json.bytes() {
-        match byte {
-            _ if is_escaped => is_escaped = false,
-            b'\\' if is_in => is_escaped = true,
-            b'"' => is_in = !is_in,
+/// Whether what is written so far of a list or an object stops within one of its texts: then its end is still to come.
+#[derive(Debug, Default)]
+struct Quotes {
+    is_json: Option<bool>,
+    is_open: bool,
+    is_escaped: bool,
+}
+
+impl Quotes {
+    fn push(&mut self, c: char) {
+        if !c.is_whitespace() {
+            self.is_json.get_or_insert(matches!(c, '{' | '['));
+        }
+        match c {
+            _ if self.is_json != Some(true) => {}
+            _ if self.is_escaped => self.is_escaped = false,
+            '\\' if self.is_open => self.is_escaped = true,
+            '"' => self.is_open = !self.is_open,
             _ => {}
         }
     }
-    is_in
 }
