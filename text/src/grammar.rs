@@ -7,7 +7,7 @@
 //!
 //! # Layout
 //!
-//! - `gbnf`: another way to write a grammar.
+//! - `gbnf`: another way to write a grammar. `schema`: what becomes of a schema before the library sees it.
 //! - `matcher`: one answer on its way through a grammar.
 //! - `tokens`: what the tokens of a vocabulary are to a grammar.
 //!
@@ -18,6 +18,7 @@
 
 mod gbnf;
 mod matcher;
+mod schema;
 mod tokens;
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -33,6 +34,7 @@ use serde_json::{Value, json};
 pub use self::{
     gbnf::GbnfError,
     matcher::{MatchError, Matcher, TokenSet},
+    schema::lark_json,
     tokens::{TokenBytes, Tokens},
 };
 use crate::tokenizer::Tokenizer;
@@ -50,15 +52,6 @@ const COMPILER_STACK_BYTES: usize = 64 << 20;
 
 /// Most of the compiled grammars that are kept for the next who ask for the same.
 const KEPT: usize = 16;
-
-/// White space between two parts of a JSON text: enough to indent it, and an end to it.
-const WHITE_SPACE: &str = r"[\x20\x0A\x0D\x09]{1,32}";
-
-/// Largest `multipleOf`: the library counts remainders in 32 bits.
-const MAX_MULTIPLE: f64 = 1e6;
-
-/// What a schema may say to the library and not to us: it would take back what is promised of every schema.
-const LIBRARY_OPTIONS: &str = "x-guidance";
 
 /// What an answer has to look like.
 #[derive(Debug, Clone, PartialEq)]
@@ -100,10 +93,10 @@ pub enum GrammarError {
     #[error("it has no choices; give at least one")]
     NoChoice,
     /// A schema that sets the library's own options.
-    #[error("'{LIBRARY_OPTIONS}' is not supported; leave it out of the schema")]
+    #[error("'{}' is not supported; leave it out of the schema", schema::LIBRARY_OPTIONS)]
     LibraryOptions,
     /// Numbers with a step that the library cannot count.
-    #[error("'multipleOf' is at most {MAX_MULTIPLE}; leave it out or make it smaller")]
+    #[error("'multipleOf' is at most {}; leave it out or make it smaller", schema::MAX_MULTIPLE)]
     Multiple,
     /// The library cannot honour it, and says what of it.
     #[error("it cannot be honoured: {0}")]
@@ -129,7 +122,7 @@ impl Grammar {
     /// It is too long, or asks for nothing.
     pub fn source(&self) -> Result<String, GrammarError> {
         let source = match self {
-            Self::Json(schema) => GrammarWithLexer::from_json_schema(with_white_space(schema)?),
+            Self::Json(schema) => GrammarWithLexer::from_json_schema(schema::prepared(schema)?),
             Self::Regex(expression) => {
                 check_depth(expression)?;
                 GrammarWithLexer::from_regex(expression)
@@ -155,45 +148,6 @@ impl Grammar {
 #[must_use]
 pub fn lark_string(text: &str) -> String {
     if text.is_empty() { "\"\"".to_owned() } else { Value::from(text).to_string() }
-}
-
-/// A schema as a rule's part of Lark.
-///
-/// # Errors
-/// It sets the library's own options.
-pub fn lark_json(schema: &Value) -> Result<String, GrammarError> {
-    Ok(format!("%json {}", with_white_space(schema)?))
-}
-
-/// Refuses a step of numbers that is too large, wherever in the schema it stands.
-fn check_multiples(schema: &Value) -> Result<(), GrammarError> {
-    match schema {
-        Value::Array(items) => items.iter().try_for_each(check_multiples),
-        Value::Object(map) => {
-            let multiple = map.get("multipleOf").and_then(Value::as_f64);
-            if multiple.is_some_and(|multiple| multiple > MAX_MULTIPLE) {
-                return Err(GrammarError::Multiple);
-            }
-            map.values().try_for_each(check_multiples)
-        }
-        _ => Ok(()),
-    }
-}
-
-/// `schema` with an end to white space: an answer of it always gets on.
-fn with_white_space(schema: &Value) -> Result<Value, GrammarError> {
-    check_multiples(schema)?;
-    let mut schema = match schema {
-        Value::Bool(true) => json!({}),
-        other => other.clone(),
-    };
-    if let Value::Object(map) = &mut schema {
-        if map.contains_key(LIBRARY_OPTIONS) {
-            return Err(GrammarError::LibraryOptions);
-        }
-        map.insert(LIBRARY_OPTIONS.to_owned(), json!({ "whitespace_pattern": WHITE_SPACE }));
-    }
-    Ok(schema)
 }
 
 fn checked(source: &str) -> Result<(), GrammarError> {
@@ -329,9 +283,19 @@ impl Grammars {
     }
 }
 
+/// What the library advises whoever links it, and what a caller can do instead.
+const ADVICE: [(&str, &str); 2] = [
+    (
+        "Enable 'coerce_one_of' option to approximate oneOf with anyOf",
+        "Say anyOf, or give each choice a property with a const of its own",
+    ),
+    (" without 'referencing' feature", ""),
+];
+
 /// What the library says, in one line and without where it was.
 fn words_of(error: &impl std::fmt::Display) -> String {
     let words = error.to_string();
     let words = words.split("<backtrace>").next().unwrap_or_default();
-    words.split_whitespace().collect::<Vec<_>>().join(" ")
+    let words = words.split_whitespace().collect::<Vec<_>>().join(" ");
+    ADVICE.iter().fold(words, |words, (advice, instead)| words.replace(advice, instead))
 }

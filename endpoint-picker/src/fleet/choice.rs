@@ -214,10 +214,13 @@ fn candidates(asked: &Asked, seats: &[Seat<'_>], known: &Known) -> Vec<Candidate
             availability: told.availability,
         }
     };
-    executors().map(candidate).collect()
+    // Their number is not known to the iterator, and candidates are large: they would be moved each time the list grows.
+    let mut all = Vec::with_capacity(seats.iter().map(|seat| seat.word.executors.len()).sum());
+    all.extend(executors().map(candidate));
+    all
 }
 
-fn executors<'a>(seat: &Seat<'a>) -> impl Iterator<Item = (usize, &'a Told)> {
+fn executors<'a>(seat: &Seat<'a>) -> impl Iterator<Item = (usize, &'a Told)> + Clone + use<'a> {
     seat.word.executors.iter().take(MAX_EXECUTORS).enumerate()
 }
 

@@ -277,6 +277,9 @@ pub enum SumError {
     /// One is not there.
     #[error("no adapter is named '{0}'; GET /v1/models lists what is served")]
     Unknown(String),
+    /// One is the base.
+    #[error("'{0}' is the base, which every adapter is added to anyway; leave it out")]
+    Base(String),
     /// One is of another kind.
     #[error("the adapter '{0}' is no LoRA, and only LoRAs add up; leave it out")]
     NoRank(String),

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::fields::{Fields, wrong};
 use crate::{
-    adapters::{Entry, Lease},
+    adapters::{Entry, Lease, LeaseError, SumError},
     app::App,
     caller::Caller,
     errors::ApiError,
@@ -59,10 +59,10 @@ impl Wanted {
         let named = adapter_of(&self.model, &serving.base_name);
         let lease = match (named, &self.adapter) {
             (None, None) => None,
-            (Some(alias), None) => Some(lease(app, caller, alias, &self.model)?),
-            (None, Some(WantedAdapter::Named(alias))) => Some(lease(app, caller, alias, alias)?),
+            (Some(alias), None) => Some(lease(app, serving, caller, alias, &self.model)?),
+            (None, Some(WantedAdapter::Named(alias))) => Some(lease(app, serving, caller, alias, alias)?),
             (None, Some(WantedAdapter::Generation(generation))) => {
-                Some(of_generation(app, caller, generation)?)
+                Some(of_generation(app, serving, caller, generation)?)
             }
             (Some(alias), Some(WantedAdapter::Named(other))) => {
                 if alias != other {
@@ -70,10 +70,10 @@ impl Wanted {
                         format!("'model' names the adapter '{alias}' and 'adapter' '{other}'; send one");
                     return Err(ApiError::invalid("adapter", message));
                 }
-                Some(lease(app, caller, alias, &self.model)?)
+                Some(lease(app, serving, caller, alias, &self.model)?)
             }
             (Some(alias), Some(WantedAdapter::Generation(generation))) => {
-                let lease = lease(app, caller, alias, &self.model)?;
+                let lease = lease(app, serving, caller, alias, &self.model)?;
                 check_generation(&lease.generation, generation, alias)?;
                 Some(lease)
             }
@@ -103,18 +103,23 @@ fn adapter(fields: &mut Fields) -> Result<Option<WantedAdapter>, ApiError> {
 }
 
 /// `asked` is what the error calls it.
-fn lease(app: &App, caller: &Caller, alias: &str, asked: &str) -> Result<Lease, ApiError> {
-    app.registry.lease_any(alias, caller)?.ok_or_else(|| ApiError::model_not_found(asked))
+fn lease(app: &App, serving: &Serving, caller: &Caller, alias: &str, asked: &str) -> Result<Lease, ApiError> {
+    match app.registry.lease_any(alias, caller) {
+        Err(LeaseError::Sum(SumError::Unknown(name))) if name == serving.base_name => {
+            Err(LeaseError::from(SumError::Base(name)).into())
+        }
+        lease => lease?.ok_or_else(|| ApiError::model_not_found(asked)),
+    }
 }
 
-fn of_generation(app: &App, caller: &Caller, wanted: &str) -> Result<Lease, ApiError> {
+fn of_generation(app: &App, serving: &Serving, caller: &Caller, wanted: &str) -> Result<Lease, ApiError> {
     let entries = app.registry.entries();
     let is = |entry: &&std::sync::Arc<Entry>| {
         entry.is_for(caller) && entry.fault().is_none() && entry.record.generation.to_string() == wanted
     };
     let found = entries.values().find(is).map(|entry| entry.record.name.clone());
     let name = found.ok_or_else(|| ApiError::model_not_found(wanted))?;
-    let lease = lease(app, caller, &name, wanted)?;
+    let lease = lease(app, serving, caller, &name, wanted)?;
     // The name may stand for something else since it was found.
     check_generation(&lease.generation, wanted, &name)?;
     Ok(lease)

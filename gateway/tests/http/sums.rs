@@ -94,7 +94,7 @@ async fn what_does_not_add_up_is_refused_by_name() {
         ("a+s", 400, "cannot be added up"),
         ("a+s", 400, "cannot be added up"),
         ("a+nobody", 404, "'nobody'"),
-        ("a+base", 404, "'base'"),
+        ("a+base", 400, "'base' is the base"),
         ("nobody:0.5", 404, "'nobody:0.5'"),
         ("llama3:latest", 404, "'llama3:latest'"),
     ] {

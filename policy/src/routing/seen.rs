@@ -41,18 +41,14 @@ pub struct Judge<'a> {
 impl<'a> Judge<'a> {
     /// Of all executors together.
     #[must_use]
-    pub fn of(asked: &'a Asked, all: impl Iterator<Item = Option<Seen>>) -> Self {
-        let mut judge = Self { asked, are_seen: true, fastest: None };
-        for seen in all {
-            match seen {
-                None => judge.are_seen = false,
-                Some(Seen { is_stale: true, .. }) => {}
-                Some(Seen { model, .. }) => {
-                    judge.fastest = Some(judge.fastest.map_or(model, |fastest| judge.faster(fastest, model)));
-                }
-            }
-        }
-        judge
+    pub fn of(asked: &'a Asked, all: impl Iterator<Item = Option<Seen>> + Clone) -> Self {
+        let are_seen = all.clone().all(|seen| seen.is_some());
+        let seen = || all.clone().flatten();
+        // Only those whose timings are old are compared with it.
+        let is_needed = are_seen && seen().any(|seen| seen.is_stale);
+        let judge = Self { asked, are_seen, fastest: None };
+        let timed = seen().filter(|seen| is_needed && !seen.is_stale).map(|seen| seen.model);
+        Self { fastest: timed.reduce(|fastest, model| judge.faster(fastest, model)), ..judge }
     }
 
     /// What one of them is taken to need.

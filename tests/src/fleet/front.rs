@@ -57,6 +57,8 @@ struct Helper {
     name: &'static str,
     child: Child,
     address: SocketAddr,
+    /// What it says must be asked for over TLS, which [`Front::picker`] does not speak.
+    is_encrypted: bool,
     folder: TempDir,
 }
 
@@ -70,11 +72,13 @@ impl Front {
         let envoy = Helper::envoy(gateways, &pickers, setup);
         let client = Client::new(&format!("http://{}", envoy.address));
         let front = Self { client, pickers, _envoy: envoy };
+        let open = || (0..PICKERS.len()).filter(|&index| !front.pickers[index].is_encrypted);
         eventually("both pickers know a host", || {
-            (0..PICKERS.len()).all(|index| front.picker(index).try_get("/ready").is_ok())
+            open().all(|index| front.picker(index).try_get("/ready").is_ok())
         });
         eventually("Envoy asks a picker", || {
-            front.client.is_healthy() && front.decisions(0) + front.decisions(1) > 0.0
+            let decisions = open().map(|index| front.decisions(index));
+            front.client.is_healthy() && decisions.reduce(|all, one| all + one) != Some(0.0)
         });
         front
     }
@@ -127,9 +131,11 @@ impl Helper {
         let mut line = String::new();
         let stdout = child.stdout.take().expect("its stdout is a pipe");
         BufReader::new(stdout).read_line(&mut line).expect("its stdout can be read");
-        let address = line.trim().strip_prefix("ready http://").and_then(|address| address.parse().ok());
+        let said = line.trim().strip_prefix("ready ").and_then(|said| said.split_once("://"));
+        let address = said.and_then(|(_, address)| address.parse().ok());
         let address = address.unwrap_or_else(|| panic!("the picker did not start:\n{}", log(folder.path())));
-        Self { name: "picker", child, address, folder }
+        let is_encrypted = said.is_some_and(|(scheme, _)| scheme == "https");
+        Self { name: "picker", child, address, is_encrypted, folder }
     }
 
     /// The bootstrap that is shipped, with these addresses in the place of its own.
@@ -159,7 +165,7 @@ impl Helper {
         command.arg("-c").arg(&bootstrap).args(["--concurrency", "1", "--use-dynamic-base-id"]);
         command.args(["--log-level", "error"]).stdout(Stdio::null());
         let child = spawn(&mut command, folder.path(), []);
-        let helper = Self { name: "Envoy", child, address: front, folder };
+        let helper = Self { name: "Envoy", child, address: front, is_encrypted: false, folder };
         eventually("Envoy listens", || std::net::TcpStream::connect(front).is_ok());
         helper
     }

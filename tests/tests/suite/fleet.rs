@@ -2,6 +2,8 @@
 //! they run, and outlive hosts and pickers.
 
 use std::{
+    fs,
+    path::Path,
     sync::{Arc, atomic::Ordering},
     thread,
     time::Duration,
@@ -13,6 +15,7 @@ use e2e_tests::{
     eventually,
     fixtures::{self, prompt},
     fleet::{Fleet, front::Setup},
+    split::Doors,
     watched,
 };
 use rustix::process::Signal;
@@ -54,6 +57,37 @@ fn a_request_goes_to_the_host_that_has_its_adapter_and_says_what_that_host_says(
         assert_eq!(answers[0], answers[1]);
         let missing = fleet.client.refusal(&Ask::new("nobody's", prompt(1, 5), 1));
         assert_eq!((missing.0, missing.1.as_str()), (404, "model_not_found"));
+    });
+}
+
+#[test]
+fn pickers_speak_tls_to_envoy_as_the_guide_says() {
+    watched(|| {
+        let doors = Doors::new();
+        let guide = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/guides/fleet.md");
+        let guide = fs::read_to_string(guide).expect("the guide");
+        let mut blocks = guide.split("```yaml\n").filter_map(|block| block.split("```").next());
+        let block = blocks.find(|block| block.contains("UpstreamTlsContext")).expect("what Envoy needs");
+        let block = block.replace("/etc/envoy/picker-ca.pem", &doors.ca().display().to_string());
+        let protocol = "explicit_http_config: { http2_protocol_options: {} }";
+        let with_tls = format!("{protocol}\n{block}");
+        // Nobody gets past a picker that Envoy cannot ask.
+        let changes =
+            [(protocol, with_tls.as_str()), ("failure_mode_allow: true", "failure_mode_allow: false")];
+        let [certificate, key] =
+            [doors.server_certificate(), doors.server_key()].map(|file| file.display().to_string());
+        let settings = [("PICKER_CERT", certificate.as_str()), ("PICKER_CERT_KEY", key.as_str())];
+        let fleet =
+            Fleet::start(2, plan, Setup { changes: &changes, settings: &settings, ..Setup::default() });
+        // One host alone has it.
+        let host = fleet.host(1);
+        let path = host.place().adapters().join("right");
+        fixtures::variant("haiku", 16, &path);
+        host.client.load("right", &path);
+        let ask = Ask::new("right", prompt(2, 9), 4);
+        eventually("the pickers know it", || fleet.client.try_ask(&ask).is_ok());
+        let answers: Vec<_> = (0..4).map(|_| fleet.client.ask(&ask).answer).collect();
+        assert_eq!(answers, vec![host.client.ask(&ask).answer; 4]);
     });
 }
 
