@@ -6,12 +6,13 @@
 //! - [`exit`]: exit codes, and the shape of errors
 //! - `connect`: from arguments to a session; [`rent`]: and what is needed of its base; [`masking`]: what the executor sees
 //! - `setup`: from a session to a model
-//! - `generate`, `chat`, `show`, `pads`, `privacy`, `bench`: the commands
+//! - `generate`, `chat`, `show`, `pads`, `checks`, `privacy`, `bench`: the commands
 //! - `size`: numbers of bytes
 //! - [`terminal`]: data on stdout, the rest on stderr
 
 mod bench;
 mod chat;
+mod checks;
 mod connect;
 mod drafts;
 pub mod exit;
@@ -59,6 +60,8 @@ enum Command {
     Stats(show::StatsArguments),
     /// Makes pads for --masking pads beforehand
     Pads(pads::Arguments),
+    /// Writes what answers are checked with, for the Python package
+    Checks(checks::Arguments),
     /// Says in plain words who sees what
     Privacy(privacy::Arguments),
     /// Measures decoding: JSON lines
@@ -82,6 +85,7 @@ pub fn run(cli: Cli) -> Exit {
         Command::Sites(arguments) => show::sites(&arguments, terminal),
         Command::Stats(arguments) => show::stats(&arguments, terminal),
         Command::Pads(arguments) => pads::run(&arguments, terminal),
+        Command::Checks(arguments) => checks::run(&arguments, terminal),
         Command::Privacy(arguments) => privacy::run(&arguments, terminal),
         Command::Bench(arguments) => bench::run(&arguments, terminal),
         Command::Completions { shell } => completions(shell, terminal),

@@ -57,6 +57,8 @@ pub struct ChatMessage {
     pub role: &'static str,
     /// Its text.
     pub content: String,
+    /// What an assistant thought before it, if that is known: templates say whether the model is shown it.
+    pub reasoning: Option<String>,
     /// Tools that an assistant has called, as templates take them.
     pub calls: Vec<Value>,
     /// What a tool's message answers.
@@ -78,6 +80,9 @@ impl ChatMessage {
         let mut value = json!({ "role": self.role, "content": self.content });
         if !self.calls.is_empty() {
             value["tool_calls"] = self.calls.clone().into();
+        }
+        if let Some(reasoning) = &self.reasoning {
+            value["reasoning_content"] = reasoning.as_str().into();
         }
         if let Some(Answered { id, name }) = &self.answers {
             value["tool_call_id"] = id.as_str().into();

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Fine-tunes a LoRA adapter over rented base layers, and shows what that did.
 
-    finetune.py ENDPOINT [--api-key KEY] [--ca PEM] [--masking shares --second ENDPOINT | --masking pads [--pads DIR]] [--save DIR]
+    finetune.py ENDPOINT [--api-key KEY] [--ca PEM] [--masking shares --second ENDPOINT | --masking pads [--pads DIR]] [--verify FILE] [--save DIR]
 
 The linear layers are evaluated by the executor at ENDPOINT (``tls://host:port``, or the path of its state directory on the
 same host). Embedding, norms, attention, adapter, gradients of the adapter and optimizer are here. Needs
@@ -71,6 +71,7 @@ def arguments():
     parser.add_argument("--masking", default="off", choices=["off", "paper", "pads", "shares"])
     parser.add_argument("--second", metavar="ENDPOINT", help="the other executor of --masking shares")
     parser.add_argument("--pads", metavar="DIR", help="where those of --masking pads are, prepared with --gradients")
+    parser.add_argument("--verify", metavar="FILE", help="checks every answer: what 'holobiont-client checks' has written")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--save", metavar="DIR")
     return parser.parse_args()
@@ -80,7 +81,7 @@ def main():
     given = arguments()
     session = holobiont.Session(given.endpoint, api_key=given.api_key, ca=given.ca, masking=given.masking)
     second = given.second and holobiont.Session(given.second, api_key=given.api_key, ca=given.ca, masking=given.masking)
-    tokenizer, model = holobiont.tokenizer(session), holobiont.model(session, second=second, pads=given.pads)
+    tokenizer, model = holobiont.tokenizer(session), holobiont.model(session, second=second, pads=given.pads, verify=given.verify)
     print(session)
     torch.manual_seed(0)
     targets = "all-linear"

@@ -17,7 +17,7 @@
 - `matching`: which module is which layer of the executor's catalog
 - `masking`: what is done to activations before they leave; `ring`: exact arithmetic, `fixed_point`: rows as whole numbers;
   `shares`: two executors that do not collude, `draws`: their pads, `apart`: that they stay two; `pads`: one executor, and pads from
-  a disk, `pool`: each of them once
+  a disk, `pool`: each of them once; `checks`: whether answers are true
 - `skeleton`: everything of a model but its linear weights
 - `session`: calls and reconnection; `retries`, `counters`; `link`: one ZeroMQ connection; `relay`: TLS for it; `forks`: what child
   processes begin anew
@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .checks import Checks
 from .counters import Counters
 from .errors import (
     AlreadyAttached,
@@ -50,6 +51,7 @@ from .errors import (
     UnsupportedModel,
     UntrustedExecutor,
     WeightsGone,
+    WrongAnswer,
 )
 from .pool import Pool
 from .protocol import Class, Dtype, Op, Path
@@ -71,6 +73,7 @@ __all__ = [
     "AuthenticationFailed",
     "BaseChanged",
     "CallRefused",
+    "Checks",
     "Class",
     "ConnectionLost",
     "Counters",
@@ -97,6 +100,7 @@ __all__ = [
     "VirtLayer",
     "VirtLinear",
     "WeightsGone",
+    "WrongAnswer",
     "attach",
     "detach",
     "model",

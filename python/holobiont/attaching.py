@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from .checks import Checks
 from .errors import (
     AlreadyAttached,
     BaseChanged,
@@ -109,6 +110,7 @@ def attach(
     masking: str = "off",
     second: str | os.PathLike[str] | Session | None = None,
     pads: str | os.PathLike[str] | Pool | None = None,
+    verify: str | os.PathLike[str] | Checks | None = None,
     keep: Sequence[str] | None = None,
     free: bool = False,
     strict: bool = False,
@@ -134,6 +136,8 @@ def attach(
       are known by the same key or certificate, or a `Session` of its own, opened with ``masking="shares"``.
     - `pads`: for ``"pads"``: the directory where ``holobiont-client pads prepare`` has made them, without it the one it takes by
       itself; or a `Pool`. Each covers one row, once; when there are no more, calls are refused.
+    - `verify`: every answer is checked, and a wrong one is `WrongAnswer`: the file that ``holobiont-client checks`` made of your own
+      copy of the model, or `Checks` of it. Of exact arithmetic alone, which it is then without a `path`.
     - `keep`: layers that stay here, by the end of their names (``["lm_head"]``). Without it, those whose weights are the
       embedding's (a tied head), which is here anyway; ``keep=[]`` rents these too. Trainers with a fused head (TRL's
       ``SFTTrainer``) compute with its weights and need it here.
@@ -154,6 +158,7 @@ def attach(
         free=free,
         strict=strict,
         check_weights=check_weights,
+        checks=Checks(verify) if isinstance(verify, str | os.PathLike) else verify,
     )
     given = {"api_key": api_key, "ca": ca, "certificate": certificate, "certificate_key": certificate_key}
     with contextlib.ExitStack() as opened:
@@ -216,6 +221,7 @@ class _Options:
     free: bool
     strict: bool
     check_weights: bool
+    checks: Checks | None
 
 
 Choice = TypeVar("Choice", bound=enum.IntEnum)
@@ -233,8 +239,8 @@ def _attach(
     model: nn.Module, session: Session, aside: Session | Pool | None, options: _Options, owned: Sequence[Session | Pool]
 ) -> Attached:
     """Decides everything first, then replaces. What is `owned` is closed with the attachment."""
-    path = path_of(session, options.path)
-    rented = evaluator(session, path, options.dtype, aside)
+    path = path_of(session, options.path, options.checks)
+    rented = evaluator(session, path, options.dtype, aside, options.checks)
     places, local = _plan(model, session, options.keep)
     _check_paths(session, path, places.values())
     _report_local(local, options.strict)

@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from .attaching import attach, sessions
+from .checks import Checks
 from .errors import UnsupportedModel
 from .pool import Pool
 from .session import Session
@@ -37,6 +38,7 @@ def model(
     masking: str = "off",
     second: str | os.PathLike[str] | Session | None = None,
     pads: str | os.PathLike[str] | Pool | None = None,
+    verify: str | os.PathLike[str] | Checks | None = None,
     dtype: torch.dtype | None = None,
 ) -> Any:
     """The executor's base as a transformers model for causal language modelling, whose linear layers are remote.
@@ -44,7 +46,7 @@ def model(
     Use it as one that ``from_pretrained`` gave: PEFT, ``generate``, trainers. Embedding, norms, and a head that is tied to the
     embedding are here, fetched once into ``$XDG_CACHE_HOME/holobiont``; a head that is not is remote.
 
-    - `endpoint`, `path`, `masking`, `second`, `pads` and who you are: as for `attach`. A `Session` brings its own masking mode.
+    - `endpoint`, `path`, `masking`, `second`, `pads`, `verify` and who you are: as for `attach`. A `Session` brings its own masking mode.
     - `dtype`: of what is here, of activations, and (bf16 as such, all else as f32) on the wire; without it the one that the
       model's configuration says, else 32 bits.
 
@@ -53,7 +55,7 @@ def model(
     given = {"api_key": api_key, "ca": ca, "certificate": certificate, "certificate_key": certificate_key}
     with contextlib.ExitStack() as opened:
         session, aside = sessions(opened, endpoint, second, pads, masking=masking, **given)
-        built = _built(session, aside, path, dtype)
+        built = _built(session, aside, path, dtype, verify)
         opened.pop_all()
     return built
 
@@ -74,12 +76,18 @@ class _Files(Protocol):
     def tensor(self, name: str, dtype: torch.dtype) -> Tensor | None: ...
 
 
-def _built(session: Session, aside: Session | Pool | None, path: str | None, dtype: torch.dtype | None) -> Any:
+def _built(
+    session: Session,
+    aside: Session | Pool | None,
+    path: str | None,
+    dtype: torch.dtype | None,
+    verify: str | os.PathLike[str] | Checks | None,
+) -> Any:
     folder = cached_skeleton(session)
     files = _files(session, folder)
     built = _empty(session, files, dtype)
     second, pads = (aside, None) if isinstance(aside, Session) else (None, aside)
-    attach(built, session, path=path, second=second, pads=pads, strict=True)
+    attach(built, session, path=path, second=second, pads=pads, verify=verify, strict=True)
     _fill(built, session, files)
     if (folder / "generation_config.json").is_file():
         built.generation_config = GenerationConfig.from_pretrained(folder)

@@ -21,6 +21,7 @@ __all__ = [
     "UnsupportedModel",
     "UntrustedExecutor",
     "WeightsGone",
+    "WrongAnswer",
 ]
 
 
@@ -66,6 +67,10 @@ class QuotaExceeded(CallRefused):
 
 class MaskingRefused(HolobiontError):
     """The masking mode cannot be kept; nothing was sent without it."""
+
+
+class WrongAnswer(HolobiontError):
+    """The executor's answer is not what its weights make of the row: a fault, or a lie."""
 
 
 class BaseChanged(HolobiontError):

@@ -16,6 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
+from .checks import Checks
 from .errors import MaskingRefused
 from .forks import renewed_in_forks
 from .numbers import Rows
@@ -121,9 +122,9 @@ class Paper:
         return made
 
 
-def path_of(session: Session, path: Path | None) -> Path:
-    """The arithmetic where none was said: that of the masking mode."""
-    usual = Path.RING if session.masking in _ASIDE else Path.LINEAR
+def path_of(session: Session, path: Path | None, checks: Checks | None = None) -> Path:
+    """The arithmetic where none was said: that of the masking mode, and of answers that are checked."""
+    usual = Path.RING if session.masking in _ASIDE or checks is not None else Path.LINEAR
     return usual if path is None else path
 
 
@@ -134,19 +135,26 @@ _ASIDE: dict[str, tuple[type[Session | Pool], str]] = {
 }
 
 
-def evaluator(session: Session, path: Path, dtype: Dtype | None, aside: Session | Pool | None = None) -> Evaluator:
+def evaluator(
+    session: Session, path: Path, dtype: Dtype | None, aside: Session | Pool | None = None, checks: Checks | None = None
+) -> Evaluator:
     """What the session's masking mode calls for. Refuses what would weaken it, and what has no meaning in it.
 
-    `aside` is what rows are hidden with: the second executor of ``"shares"``, the pool of ``"pads"``.
+    `aside` is what rows are hidden with: the second executor of ``"shares"``, the pool of ``"pads"``. `checks` are what answers are
+    checked with.
     """
     mode = session.masking
+    if checks is not None:
+        if path is not Path.RING:
+            raise MaskingRefused("only exact answers can be checked: say path='ring', masking='pads' or masking='shares'")
+        checks.expect(session)
     if mode in _ASIDE:
-        return _hidden(session, path, dtype, aside)
+        return _hidden(session, path, dtype, aside, checks)
     if aside is not None:
         kind, other = ("a second executor is", "shares") if isinstance(aside, Session) else ("pads are", "pads")
         raise MaskingRefused(f"{kind} nothing for masking={mode!r}; say masking={other!r}")
     if mode == "off":
-        return _exact(Bare(session), dtype) if path is Path.RING else Plain(session, path, dtype)
+        return _exact(Bare(session), dtype, checks) if path is Path.RING else Plain(session, path, dtype)
     if mode != "paper":
         # An executor may know other modes; what this package cannot do must not become something weaker.
         raise MaskingRefused(f"masking={mode!r} is no mode of this package: it has 'off', 'paper', 'pads' and 'shares'")
@@ -157,13 +165,15 @@ def evaluator(session: Session, path: Path, dtype: Dtype | None, aside: Session 
     return Paper(session)
 
 
-def _exact(route: Route, dtype: Dtype | None) -> Exact:
+def _exact(route: Route, dtype: Dtype | None, checks: Checks | None) -> Exact:
     if dtype is Dtype.BF16:
         raise MaskingRefused("bf16 would round what is exact; use dtype='f32'")
-    return Exact(route)
+    return Exact(route, checks)
 
 
-def _hidden(session: Session, path: Path, dtype: Dtype | None, aside: Session | Pool | None) -> Exact:
+def _hidden(
+    session: Session, path: Path, dtype: Dtype | None, aside: Session | Pool | None, checks: Checks | None
+) -> Exact:
     mode = session.masking
     kind, how = _ASIDE[mode]
     if path is not Path.RING:
@@ -171,7 +181,7 @@ def _hidden(session: Session, path: Path, dtype: Dtype | None, aside: Session | 
     if not isinstance(aside, kind):
         raise MaskingRefused(f"masking={mode!r} takes {how}")
     if isinstance(aside, Pool):
-        return _exact(Padded(session, aside), dtype)
+        return _exact(Padded(session, aside), dtype, checks)
     if aside.masking != mode:
         raise MaskingRefused("the second executor's session is to be opened with masking='shares', as the first one's")
-    return _exact(Shares(session, aside), dtype)
+    return _exact(Shares(session, aside), dtype, checks)

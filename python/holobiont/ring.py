@@ -18,7 +18,7 @@ from .numbers import Rows
 from .protocol import Class, Dtype, Op, Path, Ring, Site
 from .session import Ask, Session
 
-__all__ = ["Bare", "Exact", "Route", "offer_of", "offers"]
+__all__ = ["Bare", "Checker", "Exact", "Route", "offer_of", "offers"]
 
 
 class Route(Protocol):
@@ -73,12 +73,25 @@ def offers(session: Session) -> list[Ring]:
     return found
 
 
-class Exact:
-    """Exact arithmetic over a route, forward and backward."""
+class Checker(Protocol):
+    """Whoever can tell whether answers are true."""
 
-    def __init__(self, route: Route) -> None:
+    def check(self, session: Session, ask: Ask, rows: Whole, answer: Whole) -> None:
+        """Raises `WrongAnswer` if one is not."""
+        ...
+
+    def check_bias(self, session: Session, site: int, bias: npt.NDArray[np.float32]) -> None:
+        """The same for what a site adds."""
+        ...
+
+
+class Exact:
+    """Exact arithmetic over a route, forward and backward; with `checks`, of answers that are true."""
+
+    def __init__(self, route: Route, checks: Checker | None = None) -> None:
         self.session = route.session
         self._route = route
+        self._checks = checks
         self._offers = offers(route.session)
         self._biases: dict[int, npt.NDArray[np.float32]] = {}
 
@@ -93,7 +106,10 @@ class Exact:
             raise CallRefused(f"row {row} for site {site} has a number that is infinite or none; the ring has no such numbers")
         whole, exponents = to_whole(rows, bits)
         ring = Op.BACKWARD if op is Op.BACKWARD else Op.FORWARD_NO_BIAS
-        answer = self._route.call(Ask(site, part, ring, Path.RING, urgency), whole)
+        ask = Ask(site, part, ring, Path.RING, urgency)
+        answer = self._route.call(ask, whole)
+        if self._checks is not None:
+            self._checks.check(self.session, ask, whole, answer)
         out = from_whole(answer, exponents + offer.weight_exponent)
         if op is Op.FORWARD and (bias := self._bias(site, part, urgency)) is not None:
             out += bias
@@ -106,6 +122,9 @@ class Exact:
             return None
         if number not in self._biases:
             ask = Ask(number, None, Op.FORWARD, Path.LINEAR, urgency)
-            self._biases[number] = self.session.ask(ask, np.zeros((1, site.columns), np.float32))[0]
+            bias = self.session.ask(ask, np.zeros((1, site.columns), np.float32))[0]
+            if self._checks is not None:
+                self._checks.check_bias(self.session, number, bias)
+            self._biases[number] = bias
         before = 0 if part is None else site.outputs_before(part)
         return self._biases[number][before : before + site.outputs(part)]

@@ -213,3 +213,19 @@ def test_what_does_not_go_together_is_refused_by_the_real_executor_and_one_witho
     linear = Ask(0, None, Op.FORWARD, Path.LINEAR, Class.DECODE)
     with pytest.raises(holobiont.CallRefused, match="do not go together"):
         session.attempt(linear, 1, bytes(40), session.backoff(), source=Source.DRAW)
+
+
+def test_checks_that_the_real_client_made_let_true_answers_pass_and_no_other_weights(exact, model, tmp_path):
+    folder, _ = model
+    make = [EXECUTOR.with_name("holobiont-client"), "checks", "--model", folder, tmp_path / "checks"]
+    subprocess.run(make, check=True, capture_output=True)
+    assert (tmp_path / "checks").stat().st_mode & 0o777 == 0o600
+    again = subprocess.run(make, check=False, capture_output=True, text=True)
+    assert again.returncode != 0 and "cannot be written" in again.stderr, "nothing is written over"
+    checks = holobiont.Checks(tmp_path / "checks")
+    plain = rented(exact[0])
+    with holobiont.Session(exact[0]) as session:
+        sure = evaluator(session, Path.RING, None, None, checks)
+        for number, part, op, x in directions(session):
+            wanted = plain.evaluate(number, part, op, Class.TRAINING, x)
+            np.testing.assert_array_equal(sure.evaluate(number, part, op, Class.TRAINING, x), wanted)

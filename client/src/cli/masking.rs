@@ -124,9 +124,9 @@ impl ProtectionArguments {
             (self.pad_rows, "only exact calls are filled up: --pad-rows"),
         ];
         match said.iter().find(|(is_said, _)| *is_said) {
-            Some((_, why)) => {
-                Err(CliError::Usage(format!("{why} takes exact arithmetic: ring, --masking shares or pads")))
-            }
+            Some((_, why)) => Err(CliError::Usage(format!(
+                "{why} takes exact arithmetic: --path ring, --masking shares or --masking pads"
+            ))),
             None => Ok(masking),
         }
     }

@@ -121,7 +121,7 @@ pub(super) fn own_weights(
 }
 
 /// The cores that this process may use; none where the system does not say, which is one thread's.
-fn all_cores() -> Vec<usize> {
+pub(super) fn all_cores() -> Vec<usize> {
     let set = rustix::thread::sched_getaffinity(None).ok();
     set.map(|set| (0..CpuSet::MAX_CPU).filter(|&core| set.is_set(core)).collect()).unwrap_or_default()
 }

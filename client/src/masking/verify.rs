@@ -6,6 +6,10 @@
 //! chose it without knowing `s`, passes one check with a probability below `2^-b` for `s` of `b` bits, 12 to 30. There are as many
 //! checks as bring that below `2^-48`: two for most sites. Answers modulo 2^64 would be weaker: an error in the highest bit alone
 //! vanishes at every even `s`.
+//!
+//! - [`file`]: the same in a file, for clients that have no copy of the weights at hand.
+
+pub mod file;
 
 use std::{fmt, sync::Arc};
 
@@ -134,36 +138,51 @@ fn known(
     site: &Site,
     secrets: &mut Draw,
 ) -> Result<Known, CallError> {
-    let no_ring = || CallError::NoRing { site: number.0 };
-    let ring = site.ring.ok_or_else(no_ring)?;
-    let outputs: usize = site.parts.iter().map(|part| part.rows).sum();
-    let mut check = |direction: Direction| -> Result<Check, CallError> {
-        let (answer, row, back) = match direction {
-            Direction::Forward => (outputs, site.columns, Direction::Backward),
-            Direction::Backward => (site.columns, outputs, Direction::Forward),
-        };
-        let bits = ring_bits(ring.l1[back as usize]).ok_or_else(no_ring)?;
-        let checks = MIN_SECRET_BITS.div_ceil(bits) as usize;
-        let (mut numbers, mut effect) = (Zeroizing::new(vec![0; checks * answer]), vec![0_i64; checks * row]);
-        secrets.fill(0, 2 * answer, words_mut(&mut numbers));
-        secrets.first += checks as u64;
-        numbers.iter_mut().for_each(|number| *number &= (1 << bits) - 1);
-        evaluate(base, number, back, &numbers, bytemuck::cast_slice_mut(&mut effect))?;
-        #[expect(clippy::cast_possible_truncation, reason = "at most 30 bits are left")]
-        let secret = numbers.iter().map(|&number| number as u32).collect();
-        Ok(Check { secret, effect, checks })
-    };
+    let ring = site.ring.ok_or(CallError::NoRing { site: number.0 })?;
+    let mut check = |direction| check(base, (number, site), None, direction, secrets);
     let checks = [check(Direction::Forward)?, check(Direction::Backward)?];
-    Ok(Known { ring, checks, bias: bias(base, number, site, outputs)? })
+    Ok(Known { ring, checks, bias: bias(base, number, site)? })
 }
 
-/// Takes rows of whole numbers through a site of one's own.
+/// What answers of a site, or of one of its parts, are checked with.
+fn check(
+    base: &mut dyn EvaluateSites,
+    (number, site): (SiteId, &Site),
+    part: Option<u8>,
+    direction: Direction,
+    secrets: &mut Draw,
+) -> Result<Check, CallError> {
+    let no_ring = || CallError::NoRing { site: number.0 };
+    let ring = site.ring.ok_or_else(no_ring)?;
+    let outputs = part.map_or_else(|| outputs_of(site), |part| site.parts[usize::from(part)].rows);
+    let (answer, row, back) = match direction {
+        Direction::Forward => (outputs, site.columns, Direction::Backward),
+        Direction::Backward => (site.columns, outputs, Direction::Forward),
+    };
+    let bits = ring_bits(ring.l1[back as usize]).ok_or_else(no_ring)?;
+    let checks = MIN_SECRET_BITS.div_ceil(bits) as usize;
+    let (mut numbers, mut effect) = (Zeroizing::new(vec![0; checks * answer]), vec![0_i64; checks * row]);
+    secrets.fill(0, 2 * answer, words_mut(&mut numbers));
+    secrets.first += checks as u64;
+    numbers.iter_mut().for_each(|number| *number &= (1 << bits) - 1);
+    evaluate(base, (number, part), back, &numbers, bytemuck::cast_slice_mut(&mut effect))?;
+    #[expect(clippy::cast_possible_truncation, reason = "at most 30 bits are left")]
+    let secret = numbers.iter().map(|&number| number as u32).collect();
+    Ok(Check { secret, effect, checks })
+}
+
+/// Outputs of all parts.
+fn outputs_of(site: &Site) -> usize {
+    site.parts.iter().map(|part| part.rows).sum()
+}
+
+/// Takes rows of whole numbers through a site of one's own, or one of its parts.
 ///
 /// # Errors
 /// The device fails.
 pub(super) fn evaluate(
     base: &mut dyn EvaluateSites,
-    site: SiteId,
+    (site, part): (SiteId, Option<u8>),
     direction: Direction,
     x: &[u64],
     out: &mut [u64],
@@ -172,7 +191,7 @@ pub(super) fn evaluate(
         Direction::Forward => SiteOp::ForwardNoBias,
         Direction::Backward => SiteOp::Backward,
     };
-    let call = SiteCall { site, part: None, op, path: SitePath::Ring };
+    let call = SiteCall { site, part, op, path: SitePath::Ring };
     let width = base.sites()[site.0 as usize].words(call).map_or(1, |(input, _)| input);
     let mut activations = Activations::default();
     activations.reshape(2 * x.len() / width, width);
@@ -180,17 +199,12 @@ pub(super) fn evaluate(
     base.evaluate(call, &mut activations, words_mut(out)).map_err(failed)
 }
 
-fn bias(
-    base: &mut dyn EvaluateSites,
-    number: SiteId,
-    site: &Site,
-    outputs: usize,
-) -> Result<Option<Vec<f32>>, CallError> {
+fn bias(base: &mut dyn EvaluateSites, number: SiteId, site: &Site) -> Result<Option<Vec<f32>>, CallError> {
     if site.parts.iter().all(|part| !part.has_bias) {
         return Ok(None);
     }
     let call = SiteCall { site: number, part: None, op: SiteOp::Forward, path: SitePath::Linear };
-    let (mut zeros, mut bias) = (Activations::default(), vec![0.0; outputs]);
+    let (mut zeros, mut bias) = (Activations::default(), vec![0.0; outputs_of(site)]);
     zeros.reshape(1, site.columns);
     zeros.values_mut().fill(0.0);
     base.evaluate(call, &mut zeros, &mut bias).map_err(failed)?;

@@ -69,6 +69,7 @@ fn message(mut fields: Fields, calls: &mut Calls) -> Result<ChatMessage, ApiErro
     let content = fields.text("content")?.unwrap_or_default();
     let mut message = ChatMessage { role, content, ..ChatMessage::default() };
     if role == "assistant" {
+        message.reasoning = fields.text("thinking")?;
         for item in fields.array("tool_calls")?.unwrap_or_default() {
             message.calls.push(call(item, calls).map_err(|error| error.within("tool_calls"))?);
         }

@@ -39,6 +39,7 @@ const NEUTRAL: &[(&str, &str)] = &[
     ("reasoning_effort", r#""none""#),
     ("verbosity", r#""medium""#),
     ("echo", "false"),
+    ("cache_prompt", "true"),
     ("length_penalty", "1"),
     ("length_penalty", "1.0"),
     ("early_stopping", "false"),

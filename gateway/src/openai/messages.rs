@@ -68,10 +68,20 @@ fn message(index: usize, item: Value, called: &mut Called) -> Result<ChatMessage
         }
     };
     let within = |error: ApiError| error.within(&format!("messages[{index}]"));
-    let calls = if role == "assistant" { calls(&mut fields, called).map_err(within)? } else { Vec::new() };
+    let (mut reasoning, mut made) = (None, Vec::new());
+    if role == "assistant" {
+        reasoning = reasoned(&mut fields).map_err(within)?;
+        made = calls(&mut fields, called).map_err(within)?;
+    }
     let answers = if role == "tool" { Some(answers(&mut fields, called).map_err(within)?) } else { None };
     fields.finish().map_err(within)?;
-    Ok(ChatMessage { role, content, calls, answers })
+    Ok(ChatMessage { role, content, reasoning, calls: made, answers })
+}
+
+/// What an assistant thought, by the name that most servers give it or that vLLM does.
+fn reasoned(fields: &mut Fields) -> Result<Option<String>, ApiError> {
+    let (usual, other) = (fields.text("reasoning_content")?, fields.text("reasoning")?);
+    Ok(usual.or(other))
 }
 
 /// The calls of an assistant's message, with their arguments as values: so templates take them.
@@ -139,6 +149,8 @@ fn text_part(at: &str, part: Value) -> Result<String, ApiError> {
         return Err(ApiError::bad_request("unsupported_parameter", message).of(at));
     }
     let text = fields.text("text").map_err(|error| error.of(at))?;
+    // Where other servers are to begin to keep what they computed; here all beginnings are kept.
+    fields.take("cache_control");
     fields.finish().map_err(|error| error.within(at))?;
     text.ok_or_else(|| ApiError::missing(at, "a text part needs 'text'"))
 }

@@ -101,7 +101,8 @@ impl Text for ByteText {
             let answers = message.answers.as_ref();
             let answers = answers
                 .map_or(String::new(), |to| format!("={}/{}", to.id, to.name.as_deref().unwrap_or("")));
-            format!("{}:{}{answers};{}", message.role, message.content, calls.collect::<String>())
+            let thought = message.reasoning.as_ref().map_or(String::new(), |thought| format!("({thought})"));
+            format!("{}:{thought}{}{answers};{}", message.role, message.content, calls.collect::<String>())
         };
         let lines = messages.iter().map(line);
         let mut rendered: String = lines.chain(["assistant:".to_owned()]).collect();

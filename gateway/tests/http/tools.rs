@@ -169,3 +169,36 @@ async fn results_of_tools_are_part_of_a_conversation() {
         assert_eq!((answer.status, &answer.json()["error"]["param"]), (400, &json!(param)), "{message}");
     }
 }
+
+#[tokio::test]
+async fn what_an_assistant_thought_is_part_of_a_conversation() {
+    let harness = hermes("x").await;
+    let part = json!({ "type": "text", "text": "a", "cache_control": { "type": "ephemeral" } });
+    let history = json!([
+        { "role": "user", "content": [part] },
+        { "role": "assistant", "content": "b", "reasoning_content": "hm" },
+        { "role": "user", "content": "c" },
+        { "role": "assistant", "content": "d", "reasoning": "ha" },
+        { "role": "user", "content": "e" }
+    ]);
+    let chat = json!({ "model": "base", "messages": history });
+    assert_eq!(harness.client.post(CHAT, &chat).await.status, 200);
+    let ollama = json!({ "model": "base", "messages": [
+        { "role": "user", "content": "a" }, { "role": "assistant", "content": "b", "thinking": "hm" }, { "role": "user", "content": "c" }
+    ] });
+    assert_eq!(harness.client.post("/api/chat", &ollama).await.status, 200);
+    let generates = harness.executor().generates();
+    let prompts = generates.iter().map(|generate| generate.prompt.iter().map(|&token| token as u8).collect());
+    let prompts: Vec<_> = prompts.map(|prompt| String::from_utf8(prompt).unwrap()).collect();
+    assert_eq!(
+        prompts,
+        [
+            "user:a;assistant:(hm)b;user:c;assistant:(ha)d;user:e;assistant:",
+            "user:a;assistant:(hm)b;user:c;assistant:"
+        ]
+    );
+    let strange =
+        json!({ "model": "base", "messages": [{ "role": "user", "content": "a", "reasoning": "hm" }] });
+    let answer = harness.client.post(CHAT, &strange).await;
+    assert_eq!((answer.status, &answer.json()["error"]["param"]), (400, &json!("messages[0].reasoning")));
+}

@@ -6,10 +6,10 @@
 use std::fmt;
 
 use chacha20::{
-    ChaCha20Rng,
-    rand_core::{Rng as _, SeedableRng as _},
+    ChaCha20Legacy,
+    cipher::{KeyIvInit as _, StreamCipher as _},
 };
-use zeroize::{Zeroize as _, Zeroizing};
+use zeroize::Zeroizing;
 
 /// Bytes of a key.
 pub const KEY_BYTES: usize = 32;
@@ -19,9 +19,6 @@ pub const DRAW_WORDS: usize = KEY_BYTES / 4 + 2;
 
 /// Bytes of them.
 pub const DRAW_BYTES: usize = 4 * DRAW_WORDS;
-
-/// Words that are made at a time.
-const CHUNK_WORDS: usize = 256;
 
 /// What rows are made from. Overwritten when it is dropped, and shown to nobody.
 ///
@@ -101,22 +98,14 @@ impl Draw {
     /// # Panics
     /// If `width` is 0.
     pub fn fill(&self, skipped: u64, width: usize, out: &mut [f32]) {
-        let mut stream = ChaCha20Rng::from_seed(*self.key.bytes());
-        let mut number = self.first.wrapping_add(skipped);
-        let mut bytes = Zeroizing::new([0; 4 * CHUNK_WORDS]);
-        for row in out.chunks_mut(width) {
-            stream.set_stream(number);
-            stream.set_word_pos(0);
-            for words in row.chunks_mut(CHUNK_WORDS) {
-                let bytes = &mut bytes[..4 * words.len()];
-                stream.fill_bytes(bytes);
-                for (word, bytes) in words.iter_mut().zip(bytes.as_chunks::<4>().0) {
-                    *word = f32::from_bits(u32::from_le_bytes(*bytes));
-                }
-            }
-            number = number.wrapping_add(1);
+        let first = self.first.wrapping_add(skipped);
+        for (row, behind) in out.chunks_mut(width).zip(0..) {
+            let number = first.wrapping_add(behind).to_le_bytes();
+            let mut stream = ChaCha20Legacy::new(self.key.bytes().into(), &number.into());
+            // Words lie in memory as they travel, the lowest byte first.
+            row.fill(0.0);
+            stream.apply_keystream(bytemuck::cast_slice_mut(row));
         }
-        bytes.zeroize();
     }
 }
 
@@ -157,7 +146,7 @@ mod tests {
 
     #[test]
     fn a_row_depends_on_its_number_alone() {
-        let width = 2 * CHUNK_WORDS + 6;
+        let width = 2 * 256 + 6;
         let mut whole = vec![0.0; 5 * width];
         draw(100).fill(0, width, &mut whole);
         for row in 0..5 {

@@ -161,7 +161,7 @@ impl Maker {
             Draw { key: key.clone(), first: 0 }.fill(0, 2 * input, words_mut(row));
         }
         let mut effects = Zeroizing::new(vec![0; rows * output]);
-        evaluate(&mut *self.base, site, direction, &numbers, &mut effects)?;
+        evaluate(&mut *self.base, (site, None), direction, &numbers, &mut effects)?;
         Ok(Made { site, direction, keys, effects })
     }
 }

@@ -1,0 +1,34 @@
+//! `checks`: writes what answers are checked with into a file.
+
+use std::path::PathBuf;
+
+use super::{exit::CliError, pads, terminal::Terminal};
+use crate::{
+    masking::verify::file::{self, WriteError},
+    secrets,
+};
+
+/// Arguments of `checks`.
+#[derive(Debug, clap::Args)]
+pub(super) struct Arguments {
+    /// Your own copy of the executor's model
+    #[arg(long, value_name = "PATH")]
+    model: PathBuf,
+    /// The new file; keep it to yourself: whoever knows what is in it can answer wrongly
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+}
+
+/// Writes it.
+pub(super) fn run(arguments: &Arguments, terminal: Terminal) -> Result<(), CliError> {
+    secrets::keep_memory_private()?;
+    // Nobody waits, and nothing else computes here.
+    let mut base = pads::own_weights(Some(&arguments.model), "this", &pads::all_cores(), terminal)?;
+    let mut progress = terminal.progress("preparing to check answers");
+    file::write(&mut base, &arguments.file, &mut |done, total| progress(done as u64, total as u64)).map_err(
+        |error| match error {
+            WriteError::Weights(error) => error.into(),
+            other => CliError::Usage(other.to_string()),
+        },
+    )
+}

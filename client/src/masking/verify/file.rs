@@ -1,0 +1,121 @@
+//! What answers are checked with, in a file: for clients that have no copy of the weights at hand, such as the Python package's.
+//!
+//! A file of safetensors, with the checks of each site forward part by part, since such clients ask for parts; those of a whole site
+//! are their sums. Its metadata have `commitments`, the hashes of the sites' weights in hexadecimal digits, one behind the other.
+//!
+//! ```text
+//! SITE.PART.secret   u32 [checks, outputs of the part]     SITE.PART.effect   i64 [checks, columns]
+//! SITE.back.secret   u32 [checks, columns]                 SITE.back.effect   i64 [checks, outputs]
+//! SITE.bias          f32 [outputs]                         where there is one
+//! ```
+
+use std::{
+    collections::HashMap,
+    fmt::Write as _,
+    fs::OpenOptions,
+    io::{self, Write as _},
+    os::unix::fs::OpenOptionsExt as _,
+    path::Path,
+};
+
+use model::sites::{EvaluateSites, Site, SiteId};
+use safetensors::{Dtype, SafeTensorError, tensor::TensorView};
+use shmproto::layer::draw::Draw;
+use zeroize::Zeroizing;
+
+use super::{Check, bias, check};
+use crate::{error::CallError, masking::Direction, secrets};
+
+/// What says that a file is one of these.
+const FORMAT: &str = "holobiont checks 1";
+
+/// Why there is no file.
+#[derive(Debug, thiserror::Error)]
+pub enum WriteError {
+    /// The weights cannot be computed with.
+    #[error(transparent)]
+    Weights(#[from] CallError),
+    /// What was computed is no file.
+    #[error("the checks cannot be written as safetensors")]
+    Tensors(#[from] SafeTensorError),
+    /// The disk fails, or the file is there.
+    #[error("{path} cannot be written: {source}; name a file that there is not, where there is room")]
+    File {
+        /// As it was named.
+        path: String,
+        /// What the system says.
+        source: io::Error,
+    },
+}
+
+/// Computes checks from this process's own weights and writes them into a new file, which its owner alone may read: whoever knows
+/// them can answer wrongly. Tells `told` how many of how many sites are done.
+///
+/// # Errors
+/// See [`WriteError`].
+pub fn write(
+    base: &mut dyn EvaluateSites,
+    path: &Path,
+    told: &mut dyn FnMut(usize, usize),
+) -> Result<(), WriteError> {
+    let mut tensors = Tensors::default();
+    let mut secrets = Draw { key: secrets::key()?, first: 0 };
+    let sites = base.sites().to_vec();
+    let mut commitments = String::new();
+    for (site, number) in sites.iter().zip(0..) {
+        tensors.add_site(base, SiteId(number), site, &mut secrets)?;
+        let ring = site.ring.ok_or(CallError::NoRing { site: number })?;
+        for byte in ring.commitment {
+            // Into memory: writing cannot fail.
+            let _ = write!(commitments, "{byte:02x}");
+        }
+        told(number as usize + 1, sites.len());
+    }
+    let views = tensors
+        .0
+        .iter()
+        .map(|(name, dtype, shape, bytes)| Ok((name, TensorView::new(*dtype, shape.clone(), bytes)?)));
+    let views: Vec<_> = views.collect::<Result<_, SafeTensorError>>()?;
+    let said = [("format", FORMAT), ("commitments", &commitments)];
+    let said: HashMap<_, _> = said.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
+    let bytes = Zeroizing::new(safetensors::serialize(views, Some(said))?);
+    let mut new = OpenOptions::new();
+    let file = new.write(true).create_new(true).mode(0o600).open(path);
+    let written = file.and_then(|mut file| file.write_all(&bytes).and_then(|()| file.sync_all()));
+    written.map_err(|source| WriteError::File { path: path.display().to_string(), source })
+}
+
+/// Tensors with their bytes, which are secrets.
+#[derive(Default)]
+struct Tensors(Vec<(String, Dtype, Vec<usize>, Zeroizing<Vec<u8>>)>);
+
+impl Tensors {
+    fn add_site(
+        &mut self,
+        base: &mut dyn EvaluateSites,
+        number: SiteId,
+        site: &Site,
+        secrets: &mut Draw,
+    ) -> Result<(), CallError> {
+        for (_, part) in site.parts.iter().zip(0..) {
+            let forward = check(base, (number, site), Some(part), Direction::Forward, secrets)?;
+            self.add_check(&format!("{}.{part}", number.0), &forward);
+        }
+        let backward = check(base, (number, site), None, Direction::Backward, secrets)?;
+        self.add_check(&format!("{}.back", number.0), &backward);
+        if let Some(bias) = bias(base, number, site)? {
+            self.add(format!("{}.bias", number.0), Dtype::F32, vec![bias.len()], bytemuck::cast_slice(&bias));
+        }
+        Ok(())
+    }
+
+    fn add_check(&mut self, of: &str, Check { secret, effect, checks }: &Check) {
+        let shape = |numbers: usize| vec![*checks, numbers / checks];
+        self.add(format!("{of}.secret"), Dtype::U32, shape(secret.len()), bytemuck::cast_slice(secret));
+        self.add(format!("{of}.effect"), Dtype::I64, shape(effect.len()), bytemuck::cast_slice(effect));
+    }
+
+    fn add(&mut self, name: String, dtype: Dtype, shape: Vec<usize>, bytes: &[u8]) {
+        self.0.push((name, dtype, shape, Zeroizing::new(bytes.to_vec())));
+    }
+}
