@@ -110,7 +110,7 @@ impl Route {
         }
         let seen = can.iter().map(|one| self.executors.member(one.index).books().seen());
         let seen: Vec<_> = seen.collect();
-        let (judge, known) = (Judge::of(&self.asked, seen.iter().copied()), self.known());
+        let (judge, known) = (Judge::of(&self.asked, &seen.iter().copied()), self.known());
         let models = seen.iter().map(|seen| judge.model(*seen));
         let candidates =
             can.iter().zip(models).map(|(one, model)| self.candidate(one, model, &known, registry));

@@ -23,7 +23,7 @@ from .session import Ask, Session
 
 __all__ = ["Checks"]
 
-_FORMAT = "holobiont checks 1"
+_FORMAT = "freivalds 1"
 _DTYPES = {"U32": "<u4", "I64": "<i8", "F32": "<f4"}
 # Numbers of 64 bits are cut into three, those of 31 into two, so that sums of their products are exact in floats.
 _WIDE_BITS, _NARROW_BITS = 21, 16

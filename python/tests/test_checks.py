@@ -36,7 +36,7 @@ def make_checks(path, executor, commitments=None):
         if layers[0].bias is not None:
             tensors[f"{number}.bias"] = ("F32", layers[0].bias.astype("<f4"))
     hashes = b"".join(site.ring.commitment for site in executor.catalog.sites) if commitments is None else commitments
-    header, data = {"__metadata__": {"format": "holobiont checks 1", "commitments": hashes.hex()}}, b""
+    header, data = {"__metadata__": {"format": "freivalds 1", "commitments": hashes.hex()}}, b""
     for name, (dtype, tensor) in tensors.items():
         raw = tensor.tobytes()
         header[name] = {"dtype": dtype, "shape": tensor.shape, "data_offsets": [len(data), len(data) + len(raw)]}

@@ -45,6 +45,7 @@ const OTHERS: &[(&str, &[&str])] = &[
             "ENVOY",
             "TORCH_PYTHON",
             "PEER_SDIST",
+            "PUBLISHED_TEMPLATES",
             "PEER_JOBS",
             "LOAD_VENV",
             "EVAL_VENV",

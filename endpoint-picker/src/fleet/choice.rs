@@ -194,7 +194,7 @@ fn is_in(subset: &Subset, host: &Host) -> bool {
 fn candidates(asked: &Asked, seats: &[Seat<'_>], known: &Known) -> Vec<Candidate> {
     let each = |seat| executors(seat).map(move |(index, told)| (seat, index, told));
     let executors = || seats.iter().flat_map(each);
-    let judge = Judge::of(asked, executors().map(|(_, _, told)| told.seen));
+    let judge = Judge::of(asked, &executors().map(|(_, _, told)| told.seen));
     let candidate = |(seat, index, told): (&Seat<'_>, usize, &Told)| {
         let queued = Load { requests: seat.word.queued_each(), ..Load::default() };
         Candidate {

@@ -41,7 +41,7 @@ pub struct Judge<'a> {
 impl<'a> Judge<'a> {
     /// Of all executors together.
     #[must_use]
-    pub fn of(asked: &'a Asked, all: impl Iterator<Item = Option<Seen>> + Clone) -> Self {
+    pub fn of(asked: &'a Asked, all: &(impl Iterator<Item = Option<Seen>> + Clone)) -> Self {
         let are_seen = all.clone().all(|seen| seen.is_some());
         let seen = || all.clone().flatten();
         // Only those whose timings are old are compared with it.
@@ -81,7 +81,7 @@ mod tests {
         let slow = ServingModel { decode: Plane { seconds_each: [5.0; 4] }, ..UNSEEN };
         let seen = |model, is_stale| Some(Seen { model, is_stale });
         let judged = |all: &[Option<Seen>]| {
-            let judge = Judge::of(&asked, all.iter().copied());
+            let judge = Judge::of(&asked, &all.iter().copied());
             all.iter().map(|seen| judge.model(*seen)).collect::<Vec<_>>()
         };
         assert_eq!(judged(&[seen(slow, false), seen(UNSEEN, false)]), [slow, UNSEEN]);

@@ -9,7 +9,7 @@ use chacha20::{
     ChaCha20Legacy,
     cipher::{KeyIvInit as _, StreamCipher as _},
 };
-use zeroize::Zeroizing;
+use zeroize::{Zeroize as _, Zeroizing};
 
 /// Bytes of a key.
 pub const KEY_BYTES: usize = 32;
@@ -19,6 +19,9 @@ pub const DRAW_WORDS: usize = KEY_BYTES / 4 + 2;
 
 /// Bytes of them.
 pub const DRAW_BYTES: usize = 4 * DRAW_WORDS;
+
+/// Bytes of the stack that a cipher may leave its key in.
+const CIPHER_STACK: usize = 8 << 10;
 
 /// What rows are made from. Overwritten when it is dropped, and shown to nobody.
 ///
@@ -98,6 +101,13 @@ impl Draw {
     /// # Panics
     /// If `width` is 0.
     pub fn fill(&self, skipped: u64, width: usize, out: &mut [f32]) {
+        self.stream(skipped, width, out);
+        overwrite_stack();
+    }
+
+    /// A function of its own: what it leaves on the stack is where [`overwrite_stack`] writes.
+    #[inline(never)]
+    fn stream(&self, skipped: u64, width: usize, out: &mut [f32]) {
         let first = self.first.wrapping_add(skipped);
         for (row, behind) in out.chunks_mut(width).zip(0..) {
             let number = first.wrapping_add(behind).to_le_bytes();
@@ -107,6 +117,14 @@ impl Draw {
             stream.apply_keystream(bytemuck::cast_slice_mut(row));
         }
     }
+}
+
+/// Zeros where a function that has returned kept its variables: a cipher overwrites itself, but not the copies it was moved from.
+#[inline(never)]
+fn overwrite_stack() {
+    let mut stack = [0_u8; CIPHER_STACK];
+    stack.zeroize();
+    std::hint::black_box(&stack);
 }
 
 /// The lower half first.

@@ -27,7 +27,7 @@ use super::{Check, bias, check};
 use crate::{error::CallError, masking::Direction, secrets};
 
 /// What says that a file is one of these.
-const FORMAT: &str = "holobiont checks 1";
+const FORMAT: &str = "freivalds 1";
 
 /// Why there is no file.
 #[derive(Debug, thiserror::Error)]
@@ -71,11 +71,7 @@ pub fn write(
         }
         told(number as usize + 1, sites.len());
     }
-    let views = tensors
-        .0
-        .iter()
-        .map(|(name, dtype, shape, bytes)| Ok((name, TensorView::new(*dtype, shape.clone(), bytes)?)));
-    let views: Vec<_> = views.collect::<Result<_, SafeTensorError>>()?;
+    let views: Vec<_> = tensors.0.iter().map(Tensor::view).collect::<Result<_, _>>()?;
     let said = [("format", FORMAT), ("commitments", &commitments)];
     let said: HashMap<_, _> = said.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
     let bytes = Zeroizing::new(safetensors::serialize(views, Some(said))?);
@@ -85,9 +81,23 @@ pub fn write(
     written.map_err(|source| WriteError::File { path: path.display().to_string(), source })
 }
 
-/// Tensors with their bytes, which are secrets.
+/// What goes into the file.
 #[derive(Default)]
-struct Tensors(Vec<(String, Dtype, Vec<usize>, Zeroizing<Vec<u8>>)>);
+struct Tensors(Vec<Tensor>);
+
+struct Tensor {
+    name: String,
+    dtype: Dtype,
+    shape: Vec<usize>,
+    /// Secrets.
+    bytes: Zeroizing<Vec<u8>>,
+}
+
+impl Tensor {
+    fn view(&self) -> Result<(&str, TensorView<'_>), SafeTensorError> {
+        Ok((&self.name, TensorView::new(self.dtype, self.shape.clone(), &self.bytes)?))
+    }
+}
 
 impl Tensors {
     fn add_site(
@@ -116,6 +126,6 @@ impl Tensors {
     }
 
     fn add(&mut self, name: String, dtype: Dtype, shape: Vec<usize>, bytes: &[u8]) {
-        self.0.push((name, dtype, shape, Zeroizing::new(bytes.to_vec())));
+        self.0.push(Tensor { name, dtype, shape, bytes: Zeroizing::new(bytes.to_vec()) });
     }
 }

@@ -217,7 +217,7 @@ impl Scanner {
         match (self.format, c) {
             (Format::Qwen3Coder, _) if OPENING.starts_with(behind) => {
                 if behind == OPENING {
-                    self.begin_tags(found);
+                    self.state = State::Tagged(TaggedScanner::default());
                 }
             }
             (_, '{') => self.begin(c, found),
@@ -329,16 +329,6 @@ impl Scanner {
             }
             Progress::Broken => self.give_up(State::Over, found),
         }
-    }
-
-    /// The beginning of a call in tags has come, and is held.
-    fn begin_tags(&mut self, found: &mut Found) {
-        let mut scanner = TaggedScanner::default();
-        let (last, before) = (OPENING.chars().next_back(), OPENING.chars().count() - 1);
-        for c in OPENING.chars().take(before) {
-            let _ = scanner.push(c, &self.functions);
-        }
-        self.in_tags(scanner, last.unwrap_or_default(), found);
     }
 
     fn in_tags(&mut self, mut scanner: TaggedScanner, c: char, found: &mut Found) {

@@ -46,9 +46,18 @@ pub(super) struct TaggedScanner {
 }
 
 impl Default for TaggedScanner {
+    /// One behind [`OPENING`].
     fn default() -> Self {
-        let (tag, key, value, told) = (String::new(), String::new(), String::new(), Vec::new());
-        Self { at: At::Begin, tag, key, value, quotes: Quotes::default(), function: None, count: 0, told }
+        Self {
+            at: At::Begin,
+            tag: OPENING.to_owned(),
+            key: String::new(),
+            value: String::new(),
+            quotes: Quotes::default(),
+            function: None,
+            count: 0,
+            told: Vec::new(),
+        }
     }
 }
 

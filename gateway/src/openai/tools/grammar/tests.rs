@@ -1,0 +1,217 @@
+//! Answers that grammars of calls let through, read as calls.
+
+use text::grammar::{Grammars, TokenBytes, Tokens};
+
+use super::{
+    super::{asked, kinds::Function, scan::Scanner},
+    *,
+};
+use crate::openai::fields::Fields;
+
+const END: u32 = 256;
+const ANNOUNCED: u32 = 257;
+fn grammars() -> Grammars {
+    let bytes: Vec<u8> = (0..=255).collect();
+    let texts = bytes.iter().map(|byte| TokenBytes::Text(std::slice::from_ref(byte)));
+    let special = [TokenBytes::Special(b"<end>"), TokenBytes::Special(b"[TOOL_CALLS]")];
+    Grammars::over(&Tokens::new(texts.chain(special), &[END])).unwrap()
+}
+
+fn tools(more: &Value) -> Tools {
+    let unit = json!({ "$ref": "#/$defs/unit" });
+    let properties = json!({ "city": { "type": "string", "maxLength": 5 }, "days": { "type": "integer", "minimum": 1, "maximum": 7 }, "unit": unit });
+    let weather = json!({
+        "type": "object", "properties": properties, "required": ["city", "unit"], "additionalProperties": false,
+        "$defs": { "unit": { "enum": ["c", "f"] } }
+    });
+    let function = |name: &str, parameters: Value| json!({ "type": "function", "function": { "name": name, "parameters": parameters, "strict": true } });
+    let mut body = json!({ "tools": [function("weather", weather), { "type": "function", "function": { "name": "now" } }] });
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    let mut fields = Fields::parse(body.to_string().as_bytes()).unwrap();
+    asked::read(&mut fields).unwrap().unwrap()
+}
+
+/// A walk through the grammar: any allowed token at each step, and the end as soon as it may come.
+fn walk(grammars: &Grammars, grammar: &Grammar, seed: u64) -> String {
+    let (mut draws, mut said) = (seed, Vec::new());
+    let mut matcher = grammars.compile(&grammar.source().unwrap()).unwrap();
+    loop {
+        let set = matcher.allowed().unwrap();
+        if set.contains(END) && !said.is_empty() {
+            break;
+        }
+        let allowed: Vec<u32> =
+            (0..=ANNOUNCED).filter(|&token| token != END && set.contains(token)).collect();
+        draws = draws.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let token = allowed[(draws >> 33) as usize % allowed.len()];
+        matcher.accept(token).unwrap();
+        match u8::try_from(token) {
+            Ok(byte) => said.push(byte),
+            Err(_) => said.extend(b"[TOOL_CALLS]"),
+        }
+    }
+    String::from_utf8(said).unwrap()
+}
+
+/// The calls that are read out of `answer`; there is nothing else in it.
+fn calls_of(format: Format, answer: &str) -> Vec<(String, Value)> {
+    let functions = tools(&json!({})).list;
+    let functions = functions.iter().map(|tool| Function::new(&tool.name, &tool.parameters)).collect();
+    let mut scanner = Scanner::new(format, functions);
+    let (found, rest) = (scanner.push(answer), scanner.finish());
+    assert_eq!(format!("{}{}", found.content, rest.content), "", "{format:?}: {answer}");
+    let mut calls: Vec<(String, String)> = Vec::new();
+    for piece in found.calls.into_iter().chain(rest.calls) {
+        if let Some(name) = piece.name {
+            calls.push((name, String::new()));
+        }
+        calls[piece.index].1.push_str(&piece.arguments);
+    }
+    let parsed = |(name, text): (String, String)| (name, serde_json::from_str(&text).expect(answer));
+    calls.into_iter().map(parsed).collect()
+}
+
+fn check(name: &str, arguments: &Value) {
+    let keys: Vec<&str> = arguments.as_object().unwrap().keys().map(String::as_str).collect();
+    if name == "now" {
+        return assert!(keys.is_empty(), "{arguments}");
+    }
+    assert_eq!(name, "weather");
+    assert!(keys == ["city", "unit"] || keys == ["city", "days", "unit"], "{arguments}");
+    assert!(arguments["city"].as_str().unwrap().chars().count() <= 5);
+    assert!(["c", "f"].contains(&arguments["unit"].as_str().unwrap()));
+}
+
+#[test]
+fn calls_that_are_required_keep_to_their_schemas_in_every_format() {
+    let grammars = grammars();
+    let named = json!({ "tool_choice": { "type": "function", "function": { "name": "weather" } } });
+    for format in Format::ALL {
+        let announced = (format == Format::Mistral).then_some(ANNOUNCED);
+        for (more, seeds) in [(json!({ "tool_choice": "required" }), 0..6), (named.clone(), 6..9)] {
+            let grammar = of(&tools(&more), format, announced, None).unwrap().unwrap();
+            for seed in seeds {
+                let calls = calls_of(format, &walk(&grammars, &grammar, seed));
+                assert!(!calls.is_empty(), "{format:?}");
+                calls.iter().for_each(|(name, arguments)| check(name, arguments));
+                assert!(more["tool_choice"].is_string() || calls.iter().all(|(name, _)| name == "weather"));
+            }
+        }
+    }
+}
+
+#[test]
+fn where_a_function_is_strict_text_is_free_and_calls_are_not() {
+    let grammars = grammars();
+    for format in Format::ALL {
+        for announced in [None, (format == Format::Mistral).then_some(ANNOUNCED)] {
+            let grammar = of(&tools(&json!({})), format, announced, None).unwrap().unwrap();
+            let mut matcher = grammars.compile(&grammar.source().unwrap()).unwrap();
+            let set = matcher.allowed().unwrap();
+            assert!(
+                set.contains(END) && set.contains(b'H'.into()),
+                "{format:?}: an answer may be text, or nothing"
+            );
+            let call = match (format, announced) {
+                (Format::Hermes, _) => "I look.<tool_call>\n{\"name\": \"weather\", \"arguments\": ",
+                (Format::Llama3, _) => "{\"name\": \"weather\", \"parameters\": ",
+                (Format::Mistral, Some(_)) => "[{\"name\": \"weather\", \"arguments\": ",
+                (Format::Mistral, None) => "[TOOL_CALLS][{\"name\": \"weather\", \"arguments\": ",
+                (Format::Pythonic, _) => "[weather(",
+                (Format::Granite, _) => "I look.<|tool_call|>[{\"name\": \"weather\", \"arguments\": ",
+                (Format::Qwen3Coder, _) => "I look.<tool_call>\n<function=weather>\n",
+            };
+            if announced.is_some() {
+                matcher.accept(ANNOUNCED).unwrap();
+            }
+            for byte in call.bytes() {
+                matcher.accept(byte.into()).unwrap_or_else(|error| panic!("{format:?} {call}: {error}"));
+            }
+            let next = matcher.allowed().unwrap();
+            let wanted = match format {
+                Format::Pythonic => b'c',
+                Format::Qwen3Coder => b'<',
+                _ => b'{',
+            };
+            assert!(next.contains(wanted.into()) && !next.contains(b'7'.into()), "{format:?}");
+        }
+    }
+}
+
+#[test]
+fn beside_text_nothing_has_to_be_as_it_is_unless_somebody_wants_it() {
+    let mut free = tools(&json!({}));
+    free.list.iter_mut().for_each(|tool| tool.strictness = Strictness::Free);
+    assert_eq!(of(&free, Format::Hermes, None, None), Ok(None));
+    let answer = Grammar::Json(json!({ "type": "integer", "minimum": 0, "maximum": 9 }));
+    let grammar = of(&free, Format::Hermes, None, Some(&answer)).unwrap().unwrap();
+    let mut matcher = grammars().compile(&grammar.source().unwrap()).unwrap();
+    let next = matcher.allowed().unwrap();
+    assert!(next.contains(b'7'.into()) && next.contains(b'<'.into()) && !next.contains(b'a'.into()));
+    let other = Grammar::Regex("a".into());
+    assert_eq!(of(&free, Format::Hermes, None, Some(&other)), Err(CallsError::Beside));
+    free.choice = Choice::Required;
+    free.list[0].parameters = json!({ "anyOf": [] });
+    let error = of(&free, Format::Pythonic, None, None).unwrap_err();
+    assert!(error.to_string().contains("weather"), "{error}");
+}
+
+#[test]
+fn beside_a_strict_function_a_free_one_takes_any_arguments() {
+    let grammars = grammars();
+    for (format, call) in [
+        (Format::Hermes, "<tool_call>\n{\"name\": \"now\", \"arguments\": {\"a\": [1]}}\n</tool_call>"),
+        (Format::Pythonic, "[now(a=[1], b=\"x\")]"),
+        (
+            Format::Qwen3Coder,
+            "<tool_call>\n<function=now>\n<parameter=a>\n[1]\n</parameter>\n</function>\n</tool_call>",
+        ),
+    ] {
+        let grammar = of(&tools(&json!({})), format, None, None).unwrap().unwrap();
+        let mut matcher = grammars.compile(&grammar.source().unwrap()).unwrap();
+        for byte in call.bytes() {
+            matcher.accept(byte.into()).unwrap_or_else(|error| panic!("{format:?} {call}: {error}"));
+        }
+    }
+}
+
+#[test]
+fn texts_in_no_quotes_keep_to_what_can_be_kept_to_and_the_rest_is_refused_by_name() {
+    let of = |schema: Value| {
+        let parameters = json!({ "type": "object", "properties": { "p": schema }, "required": ["p"] });
+        let mut tools = tools(&json!({ "tool_choice": "required" }));
+        tools.list.truncate(1);
+        tools.list[0].parameters = parameters;
+        of(&tools, Format::Qwen3Coder, None, None).map(|grammar| grammar.unwrap().source().unwrap())
+    };
+    let text = json!({ "type": "string", "minLength": 2, "maxLength": 3, "description": "two or three" });
+    let optional = json!({ "anyOf": [{ "enum": ["a", "b"] }, { "type": "null" }], "default": null });
+    let list = json!({ "type": "array", "items": { "type": "string", "pattern": "^x" }, "minItems": 1 });
+    let grammars = grammars();
+    for (schema, value, is_taken) in [
+        (&text, "ab", true),
+        (&text, "abcd", false),
+        (&text, "a", false),
+        (&optional, "a", true),
+        (&optional, "null", true),
+        (&optional, "c", false),
+        (&list, "[\"xy\"]", true),
+        (&list, "[\"y\"]", false),
+    ] {
+        let mut matcher = grammars.compile(&of(schema.clone()).unwrap()).unwrap();
+        let call = format!(
+            "<tool_call>\n<function=weather>\n<parameter=p>\n{value}\n</parameter>\n</function>\n</tool_call>"
+        );
+        let taken = call.bytes().try_for_each(|byte| matcher.accept(byte.into()));
+        assert_eq!(taken.is_ok(), is_taken, "{schema} {value}");
+    }
+    for (schema, keyword) in [
+        (json!({ "type": "string", "pattern": "a" }), "pattern"),
+        (json!({ "type": ["string", "integer"] }), "type"),
+        (json!({ "enum": ["a", 1] }), "enum"),
+        (json!({ "anyOf": [{ "type": "string", "format": "date" }, { "type": "null" }] }), "format"),
+    ] {
+        let error = of(schema).unwrap_err();
+        assert!(matches!(&error, CallsError::NoText { keyword: named, .. } if named == keyword), "{error}");
+    }
+}
