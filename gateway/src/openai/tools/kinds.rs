@@ -7,8 +7,8 @@ use serde_json::Value;
 
 use super::python::literal;
 
-/// References in one another that are followed.
-const MAX_REFERENCES: usize = 8;
+/// Schemas that are looked at for what one parameter takes: choices that refer to each other would have no end.
+const MAX_SCHEMAS: usize = 256;
 
 /// A function that may be called.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,32 +50,37 @@ impl Kinds {
     /// What `schema` takes, a part of `root`; texts, if it does not say.
     #[must_use]
     pub fn of(schema: &Value, root: &Value) -> Self {
-        Self::said(schema, root, MAX_REFERENCES).unwrap_or(Self::TEXT)
+        let mut left = MAX_SCHEMAS;
+        Self::said(schema, root, &mut left).unwrap_or(Self::TEXT)
     }
 
-    fn said(schema: &Value, root: &Value, references: usize) -> Option<Self> {
+    /// As long as `left` schemas may be looked at.
+    fn said(schema: &Value, root: &Value, left: &mut usize) -> Option<Self> {
+        *left = left.checked_sub(1)?;
         let schema = schema.as_object()?;
-        let all = |values: &[Value], each: &dyn Fn(&Value) -> Option<Self>| {
+        let all = |values: &[Value], each: &mut dyn FnMut(&Value) -> Option<Self>| {
             values.iter().filter_map(each).reduce(|all, one| Self(all.0 | one.0))
         };
         if let Some(kind) = schema.get("type") {
-            let each = |name: &Value| name.as_str().and_then(Self::named);
-            return kind.as_array().map_or_else(|| each(kind), |names| all(names, &each));
+            let mut each = |name: &Value| name.as_str().and_then(Self::named);
+            return match kind.as_array() {
+                Some(names) => all(names, &mut each),
+                None => each(kind),
+            };
         }
         if let Some(value) = schema.get("const") {
             return Some(Self::of_value(value));
         }
         if let Some(values) = schema.get("enum").and_then(Value::as_array) {
-            return all(values, &|value| Some(Self::of_value(value)));
+            return all(values, &mut |value| Some(Self::of_value(value)));
         }
         if let Some(to) = schema.get("$ref").and_then(Value::as_str) {
             let target = to.strip_prefix('#').and_then(|at| root.pointer(at))?;
-            return Self::said(target, root, references.checked_sub(1)?);
+            return Self::said(target, root, left);
         }
         let choices = ["anyOf", "oneOf", "allOf"].into_iter().find_map(|key| schema.get(key)?.as_array());
         if let Some(choices) = choices {
-            let references = references.checked_sub(1)?;
-            return all(choices, &|choice| Self::said(choice, root, references));
+            return all(choices, &mut |choice| Self::said(choice, root, left));
         }
         let shows = |key| schema.contains_key(key);
         match () {
@@ -159,5 +164,12 @@ mod tests {
         ] {
             assert_eq!(Kinds::of(&schema, &root).read(written), read, "{schema} {written}");
         }
+    }
+
+    #[test]
+    fn choices_that_refer_to_each_other_come_to_an_end() {
+        let choices = vec![json!({ "$ref": "#/$defs/again" }); 1000];
+        let root = json!({ "$defs": { "again": { "anyOf": choices } } });
+        assert_eq!(Kinds::of(&json!({ "$ref": "#/$defs/again" }), &root), Kinds::TEXT);
     }
 }
