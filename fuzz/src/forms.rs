@@ -2,7 +2,10 @@
 
 use std::sync::{Arc, OnceLock};
 
-use gateway::openai::tools::{format::Format, kinds::Function, scan::Scanner};
+use gateway::openai::{
+    reasoning::{Tags, scan as thought},
+    tools::{format::Format, kinds::Function, scan::Scanner},
+};
 use text::grammar::{Grammar, Grammars, TokenBytes, Tokens};
 
 use crate::{Outcome, targets::refused};
@@ -44,9 +47,12 @@ pub(crate) fn grammar(input: &[u8]) -> Outcome {
     Ok(())
 }
 
-/// An answer, in every way that models write calls: whole and letter by letter it comes to the same.
+/// An answer, in every way that models write thoughts and calls: whole and letter by letter it comes to the same.
 pub(crate) fn tool_calls(input: &[u8]) -> Outcome {
     let answer = String::from_utf8_lossy(input);
+    for tags in Tags::ALL {
+        [false, true].into_iter().for_each(|is_within| thoughts(&answer, tags, is_within));
+    }
     let takes =
         serde_json::json!({ "properties": { "a": { "type": "integer" }, "b": { "type": "object" } } });
     let functions: Arc<[Function]> = ["f", "weather"].map(|name| Function::new(name, &takes)).into();
@@ -68,4 +74,17 @@ pub(crate) fn tool_calls(input: &[u8]) -> Outcome {
         assert_eq!(at_once.calls(), letters.calls());
     }
     Ok(())
+}
+
+fn thoughts(answer: &str, tags: Tags, is_within: bool) {
+    let scanner = || thought::Scanner::new(tags, is_within);
+    let (mut at_once, mut letters, mut joined) = (scanner(), scanner(), thought::Told::default());
+    let mut whole = at_once.push(answer);
+    whole.append(&at_once.finish());
+    let mut buffer = [0; 4];
+    for letter in answer.chars() {
+        joined.append(&letters.push(letter.encode_utf8(&mut buffer)));
+    }
+    joined.append(&letters.finish());
+    assert_eq!(whole, joined);
 }

@@ -108,7 +108,7 @@ macro_rules! for_each_target {
             ollama_embed: "the body of /api/embed", http::ollama_embed, BODY;
             ollama_generate: "the body of /api/generate", http::ollama_generate, BODY;
             grammar: "what an answer has to look like: a schema, an expression, a grammar", forms::grammar, COMPILED;
-            tool_calls: "an answer, in which calls of tools are looked for", forms::tool_calls, PLAIN;
+            tool_calls: "an answer, in which thoughts and calls of tools are looked for", forms::tool_calls, PLAIN;
             load_adapter: "the body of /v1/load_lora_adapter", http::load_adapter, BODY;
             unload_adapter: "the body of /v1/unload_lora_adapter", http::unload_adapter, BODY;
             pin_adapter: "the body of /v1/pin_lora_adapter", http::pin_adapter, BODY;

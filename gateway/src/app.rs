@@ -9,13 +9,12 @@ use std::{
 };
 
 use policy::routing::Policy;
-use settings::ToolCallParser;
 use tokio::sync::{Semaphore, watch};
 
 use crate::{
     adapters::{Listing, Registry},
     classes::Classes,
-    config::{ConnectionLimits, Hosts},
+    config::{ConnectionLimits, Hosts, Parsers},
     errors::ApiError,
     executors::Executors,
     kept::Kept,
@@ -44,8 +43,8 @@ pub struct App {
     pub executors: Executors,
     /// How one of several executors is chosen.
     pub routing: Policy,
-    /// How the model writes calls of tools.
-    pub tool_call_parser: ToolCallParser,
+    /// How the model writes what is no plain text.
+    pub parsers: Parsers,
     /// Service classes.
     pub classes: Arc<Classes>,
     /// Whose turn it is.
@@ -101,8 +100,8 @@ pub struct Parts {
     pub executors: Executors,
     /// How one of several executors is chosen.
     pub routing: Policy,
-    /// How the model writes calls of tools.
-    pub tool_call_parser: ToolCallParser,
+    /// How the model writes what is no plain text.
+    pub parsers: Parsers,
     /// As they are set.
     pub classes: Arc<Classes>,
     /// Before these executors.
@@ -136,7 +135,7 @@ impl App {
         Self {
             executors: parts.executors,
             routing: parts.routing,
-            tool_call_parser: parts.tool_call_parser,
+            parsers: parts.parsers,
             classes: parts.classes,
             turns: parts.turns,
             status: parts.status,

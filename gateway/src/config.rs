@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use settings::{ClassError, LogFormat, ServiceClass, ToolCallParser};
+use settings::{ClassError, LogFormat, ServiceClass};
 use tls::{address::HostPort, client::CredentialsError};
 
 pub use self::{
@@ -21,7 +21,8 @@ pub use self::{
     },
     figures::{Figures, MetricNames},
     values::{
-        ConnectionLimits, ExecutorPlace, Hosts, Lifeline, NamedPlace, Rates, StartAdapter, TrainingLimits,
+        ConnectionLimits, ExecutorPlace, Hosts, Lifeline, NamedPlace, Parsers, Rates, StartAdapter,
+        TrainingLimits,
     },
 };
 use policy::{admission::DelayLimits, routing::Policy};
@@ -161,8 +162,8 @@ pub struct Config {
     pub state: PathBuf,
     /// What the base model is called; `None` takes it from its file name.
     pub served_model_name: Option<String>,
-    /// How the model writes calls of tools.
-    pub tool_call_parser: ToolCallParser,
+    /// How the model writes what is no plain text.
+    pub parsers: Parsers,
     /// Loaded at start.
     pub adapters: Vec<StartAdapter>,
     /// Absolute and without links.
@@ -237,7 +238,7 @@ impl TryFrom<Args> for Config {
             listen: args.listen,
             state: args.state,
             served_model_name: args.served_model_name,
-            tool_call_parser: args.tool_call_parser,
+            parsers: Parsers { calls: args.tool_call_parser, reasoning: args.reasoning_parser },
             adapters: args.adapters.start_adapters,
             adapter_root: adapter_root(&args.adapters.adapter_root)?,
             max_adapters: args.adapters.max_adapters,

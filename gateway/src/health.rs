@@ -155,16 +155,17 @@ fn figures(report: &Report, welcome: Option<&Welcome>, expected_workers: u32) ->
 /// One of several executors: what it reports, and what the gateway does with it.
 fn executor(member: &Member, report: &Report, welcome: Option<&Welcome>, expected_workers: u32) -> Value {
     let mut told = figures(report, welcome, expected_workers);
-    let (state, detail) = match member.state() {
-        Executor::Ready(_) if member.is_drained() => ("drained", None),
-        Executor::Ready(_) => ("ready", None),
-        Executor::Starting { stage, percent } => ("loading", Some(loading(&stage, percent))),
-        Executor::Lost { detail } => ("lost", Some(detail)),
-        Executor::Refused { detail } => ("refused", Some(detail)),
+    let (state, connection, detail) = match member.state() {
+        Executor::Ready(one) if member.is_drained() => ("drained", Some(one.epoch), None),
+        Executor::Ready(one) => ("ready", Some(one.epoch), None),
+        Executor::Starting { stage, percent } => ("loading", None, Some(loading(&stage, percent))),
+        Executor::Lost { detail } => ("lost", None, Some(detail)),
+        Executor::Refused { detail } => ("refused", None, Some(detail)),
     };
     let (sent, taken_over) = member.counts();
     told["name"] = member.name().into();
     told["state"] = state.into();
+    told["connection"] = json!(connection);
     told["detail"] = json!(detail);
     told["address"] = json!(member.executor().far().map(|far| far.address().to_string()));
     told["drained"] = member.is_drained().into();

@@ -6,7 +6,8 @@
 //! - [`ask`], [`target`]: who asks, with which seed, and which model is meant.
 //! - [`params`]: the sampling and output options that chat and completions share; `stops`: what ends a text; [`delivery`]: how an answer
 //!   travels.
-//! - [`structured`]: what an answer has to look like. [`tools`]: functions that it may call. [`messages`]: a conversation;
+//! - [`structured`]: what an answer has to look like. [`tools`]: functions that it may call. [`reasoning`]: what a model thinks before
+//!   it. [`messages`]: a conversation;
 //!   [`showing`]: how a model is shown it.
 //! - [`chat`], [`completions`], [`responses`]: the ways to ask, each turned into a [`job::Job`]; [`conversation`] is what all that
 //!   are about messages become first.
@@ -48,6 +49,7 @@ pub mod models;
 pub mod order;
 pub mod paging;
 pub mod params;
+pub mod reasoning;
 pub mod responses;
 pub mod session;
 pub mod showing;

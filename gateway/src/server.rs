@@ -193,7 +193,7 @@ impl Gateway {
         let app = Arc::new(App::new(Parts {
             executors: executors.clone(),
             routing: config.routing,
-            tool_call_parser: config.tool_call_parser,
+            parsers: config.parsers,
             turns: Turns::new(executors.clone(), Arc::clone(&classes), config.turns, clock),
             classes,
             status: status.clone(),

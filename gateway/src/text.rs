@@ -75,6 +75,12 @@ pub struct Answered {
 }
 
 impl ChatMessage {
+    /// Whether it is a thought, and nothing was said yet.
+    #[must_use]
+    pub fn only_thinks(&self) -> bool {
+        self.reasoning.is_some() && self.content.is_empty() && self.calls.is_empty()
+    }
+
     /// As templates take it: what there is not is no field.
     fn value(&self) -> Value {
         let mut value = json!({ "role": self.role, "content": self.content });

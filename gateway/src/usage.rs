@@ -25,6 +25,8 @@ pub struct Usage {
     pub total_tokens: usize,
     /// What of the prompts was not computed anew.
     pub prompt_tokens_details: PromptTokensDetails,
+    /// What of the answers was thought.
+    pub completion_tokens_details: CompletionTokensDetails,
 }
 
 /// Where prompt tokens came from, as OpenAI nests it.
@@ -32,4 +34,11 @@ pub struct Usage {
 pub struct PromptTokensDetails {
     /// Prompt tokens served from the prefix cache.
     pub cached_tokens: usize,
+}
+
+/// What generated tokens were, as OpenAI nests it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct CompletionTokensDetails {
+    /// Tokens before an answer: its thought, and what stands around that.
+    pub reasoning_tokens: usize,
 }

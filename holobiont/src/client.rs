@@ -197,6 +197,8 @@ pub(crate) struct Usage {
 pub(crate) struct Piece {
     /// New text, often a token's; empty in the pieces that only end or count.
     pub(crate) text: String,
+    /// More of what the model thinks before it.
+    pub(crate) thought: String,
     /// Why the answer ended, in the piece that ends it.
     pub(crate) finish: Option<String>,
     /// The counts, in the last piece.
@@ -270,6 +272,7 @@ fn parse_piece(data: &str) -> Result<Piece, ClientError> {
     #[derive(Deserialize)]
     struct Delta {
         content: Option<String>,
+        reasoning_content: Option<String>,
     }
 
     let chunk: Chunk = serde_json::from_str(data).map_err(ClientError::Garbled)?;
@@ -278,7 +281,10 @@ fn parse_piece(data: &str) -> Result<Piece, ClientError> {
     }
     let mut piece = Piece { usage: chunk.usage, ..Piece::default() };
     if let Some(choice) = chunk.choices.into_iter().next() {
-        piece.text = choice.delta.and_then(|delta| delta.content).or(choice.text).unwrap_or_default();
+        let (said, thought) =
+            choice.delta.map_or((None, None), |delta| (delta.content, delta.reasoning_content));
+        piece.text = said.or(choice.text).unwrap_or_default();
+        piece.thought = thought.unwrap_or_default();
         piece.finish = choice.finish_reason;
         piece.retracted = choice.retract.map_or(0, |retract| retract.characters);
         piece.provisional = choice.provisional.map(|provisional| provisional.text).unwrap_or_default();

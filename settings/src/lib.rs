@@ -55,7 +55,7 @@ pub use self::{
         Share, WaitFactor, WorkerCount, is_process_name,
     },
     words::{
-        AdapterDtype, Batching, CachePolicy, ColdStart, KvDtype, LogFormat, Precision, Routing,
-        ToolCallParser,
+        AdapterDtype, Batching, CachePolicy, ColdStart, KvDtype, LogFormat, Precision, ReasoningParser,
+        Routing, ToolCallParser,
     },
 };

@@ -15,7 +15,7 @@ use crate::{
     AdapterDtype, Batching, ByteCount, CachePolicy, ColdStart, CoreList, DeviceChoice, Draft, Gbps, KvDtype,
     LogFormat, MemoryPart, Precision, Preset,
     Preset::{Depends, Is},
-    Process, Routing, Setting, Share, ToolCallParser, Value, WaitFactor, WorkerCount,
+    Process, ReasoningParser, Routing, Setting, Share, ToolCallParser, Value, WaitFactor, WorkerCount,
     declaration::sections,
 };
 
@@ -220,6 +220,9 @@ sections! {
         /// How the model writes calls of tools: auto, as its chat template shows, hermes, llama3_json, mistral, pythonic,
         /// granite, qwen3_coder, or none, which refuses tools
         tool_call_parser: ToolCallParser, --"tool-call-parser" "FORMAT", Is("auto"), Gateway;
+        /// What stands around the model's thoughts: auto, the tags that its chat template shows, think, mistral, or none, which
+        /// leaves them in the answer's text
+        reasoning_parser: ReasoningParser, --"reasoning-parser" "TAGS", Is("auto"), Gateway;
         /// Where traces go (OTLP over HTTP), in builds with the feature `otel`
         otlp_endpoint: String, --"otlp-endpoint" "URL", Preset::None, Gateway;
     }

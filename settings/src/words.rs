@@ -175,6 +175,18 @@ words! {
         None = "none",
     }
 
+    /// What stands around what a model thinks.
+    ReasoningParser ("way to write thoughts") {
+        /// The tags that its chat template shows.
+        Auto = "auto",
+        /// `<think>` and `</think>`: Qwen 3, DeepSeek R1, SmolLM 3.
+        Think = "think",
+        /// `[THINK]` and `[/THINK]`: Magistral.
+        Mistral = "mistral",
+        /// Nothing: thoughts are part of the answer's text.
+        None = "none",
+    }
+
     /// When calls of split clients that wait are computed.
     Batching ("way of batching") {
         /// After a wait in proportion to their rows, with what waits for the same by then.

@@ -58,9 +58,10 @@ def refusal(status, code, message, headers=None, path=CHAT):
     return (path, status, body, headers or {})
 
 
-def stream(*pieces, ending="data: [DONE]\n\n"):
-    """An event stream whose pieces are the answer's text."""
-    chunks = [{"choices": [{"index": 0, "delta": {"content": piece}, "finish_reason": None}]} for piece in pieces]
+def stream(*pieces, thought=(), ending="data: [DONE]\n\n"):
+    """An event stream whose pieces are the answer's text, behind those of a thought."""
+    deltas = [{"reasoning_content": piece} for piece in thought] + [{"content": piece} for piece in pieces]
+    chunks = [{"choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas]
     chunks.append({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
     body = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + ending
     return (CHAT, 200, body, {"content-type": "text/event-stream"})

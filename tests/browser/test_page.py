@@ -194,6 +194,19 @@ def test_again_asks_with_another_seed_and_what_was_said_last_goes_along(page):
     assert [message["content"] for message in then["messages"]] == ["Hello", "Two", "And then?"]
 
 
+def test_what_a_model_thinks_is_folded_and_no_part_of_what_it_said(page):
+    page.answer(*stream("No, ", "<b>.", thought=("hm, ", "<i>maybe")))
+    ask(page, "Hello")
+    assert page.text(".thoughts summary").startswith("Thought for")
+    assert not page.texts(".thoughts .plain")
+    page.click(".thoughts summary")
+    assert page.texts(".thoughts .plain") == ["hm, <i>maybe"]
+    look(page, "a-thought")
+    ask(page, "And then?")
+    asked = [request.post_data_json for request in page.requests if request.url.endswith(CHAT)][-1]
+    assert [message["content"] for message in asked["messages"]] == ["Hello", "No, <b>.", "And then?"]
+
+
 def test_escape_stops_an_answer_but_not_from_within_a_dialog(page):
     set_options(page, max_tokens=4)
     ask(page, "Hello")

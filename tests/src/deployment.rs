@@ -133,6 +133,12 @@ impl Deployment {
         self.processes(Process::Trainer).into_iter().flat_map(proc::children).collect()
     }
 
+    /// Whether one of them learns for the job called so.
+    #[must_use]
+    pub fn trains(&self, job: &str) -> bool {
+        self.trainers().into_iter().any(|trainer| proc::arguments(trainer).contains(job))
+    }
+
     /// Sends a signal to a process, if it runs.
     pub fn signal(&self, process: Process, how: Signal) {
         if let Some(id) = self.process(process) {

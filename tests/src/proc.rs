@@ -24,6 +24,12 @@ pub(crate) fn name(id: u32) -> Option<String> {
     Some(name.trim_end().to_owned())
 }
 
+/// What a process was started with.
+pub(crate) fn arguments(id: u32) -> String {
+    fs::read(format!("/proc/{id}/cmdline"))
+        .map_or_else(|_| String::new(), |line| String::from_utf8_lossy(&line).into_owned())
+}
+
 /// Files and sockets a process has open.
 pub(crate) fn open_files(id: u32) -> usize {
     fs::read_dir(format!("/proc/{id}/fd")).map_or(0, Iterator::count)

@@ -8,7 +8,7 @@
 //! # Layout
 //!
 //! - `gbnf`: another way to write a grammar. `schema`: what becomes of a schema before the library sees it.
-//! - `matcher`: one answer on its way through a grammar.
+//! - `thought`: what may stand before an answer. `matcher`: one answer on its way through a grammar.
 //! - `tokens`: what the tokens of a vocabulary are to a grammar.
 //!
 //! # Principles
@@ -19,6 +19,7 @@
 mod gbnf;
 mod matcher;
 mod schema;
+mod thought;
 mod tokens;
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -35,6 +36,7 @@ pub use self::{
     gbnf::GbnfError,
     matcher::{MatchError, Matcher, TokenSet},
     schema::lark_json,
+    thought::{Tag, Thought},
     tokens::{TokenBytes, Tokens},
 };
 use crate::tokenizer::Tokenizer;
@@ -121,7 +123,26 @@ impl Grammar {
     /// # Errors
     /// It is too long, or asks for nothing.
     pub fn source(&self) -> Result<String, GrammarError> {
-        let source = match self {
+        self.source_behind(None)
+    }
+
+    /// The same with `thought` before the answer, if there may be one.
+    ///
+    /// # Errors
+    /// As [`Self::source`].
+    pub fn source_behind(&self, thought: Option<Thought>) -> Result<String, GrammarError> {
+        let mut grammars = vec![self.form()?];
+        if let Some(thought) = thought {
+            grammars[0].name = Some(Thought::ANSWER.to_owned());
+            grammars.insert(0, GrammarWithLexer::from_lark(thought.lark()));
+        }
+        let source = json!(TopLevelGrammar { grammars, max_tokens: None }).to_string();
+        checked(&source).map(|()| source)
+    }
+
+    /// As the library has it.
+    fn form(&self) -> Result<GrammarWithLexer, GrammarError> {
+        Ok(match self {
             Self::Json(schema) => GrammarWithLexer::from_json_schema(schema::prepared(schema)?),
             Self::Regex(expression) => {
                 check_depth(expression)?;
@@ -138,9 +159,7 @@ impl Grammar {
                 let choices: Vec<String> = choices.iter().map(|choice| lark_string(choice)).collect();
                 GrammarWithLexer::from_lark(format!("start: {}", choices.join(" | ")))
             }
-        };
-        let source = json!(TopLevelGrammar::from_grammar(source)).to_string();
-        checked(&source).map(|()| source)
+        })
     }
 }
 

@@ -130,6 +130,8 @@ pub(super) fn tool_calls() -> Vec<Seed> {
           </function>\n</tool_call>\n<tool_call><function=f></function></tool_call>"
             .to_vec(),
     );
+    make.valid("a thought", b"<think>\nI </thi nk> so.\n</think>\n\n[THINK] Yes.".to_vec());
+    make.valid("a thought of Magistral", b"[THINK]I [/ think.[/THINK] <think>Yes.".to_vec());
     let deep = "[".repeat(100_000);
     for (name, answer) in [
         ("arguments 100,000 deep", format!("<tool_call>{{\"name\":\"f\",\"arguments\":{deep}")),
@@ -143,6 +145,8 @@ pub(super) fn tool_calls() -> Vec<Seed> {
             "a value that goes on behind its end",
             format!("<tool_call><function=f><parameter=b>{{\"{}", "</parameter>".repeat(80_000)),
         ),
+        ("a megabyte of white space in a thought", format!("<think>a{}", " ".repeat(1 << 20))),
+        ("a thought of half tags", "</think".repeat(80_000)),
         ("half announcements", "<tool_cal".repeat(50_000)),
     ] {
         make.bounded(name, NEARLY, answer.into_bytes());

@@ -24,12 +24,16 @@ export class Answer {
   get said() { return this.state === 'ended' || this.state === 'stopped' ? this.text : ''; }
 
   async run() {
-    Object.assign(this, { text: '', drafted: '', state: 'running', finish: null, usage: null, generation: null });
-    Object.assign(this, { firstAt: 0, unsaid: '', spoke: false, willPaint: false });
+    Object.assign(this, { text: '', thought: '', drafted: '', state: 'running', finish: null, usage: null });
+    Object.assign(this, { generation: null, firstAt: 0, unsaid: '', spoke: false, willPaint: false });
     this.aborter = new AbortController();
     this.body = el('div', { class: 'text' });
     this.guess = el('span', { class: 'soft' });
-    this.node.replaceChildren(el('h3', {}, named(this.model)), this.body);
+    this.thinking = el('summary', {}, 'Thinking …');
+    this.thoughts = el('div', { class: 'plain' });
+    this.thoughts.shown = new Plain(this.thoughts);
+    this.aside = el('details', { class: 'thoughts', hidden: true }, this.thinking, this.thoughts);
+    this.node.replaceChildren(el('h3', {}, named(this.model)), this.aside, this.body);
     this.node.setAttribute('aria-busy', 'true');
     this.renew();
     this.tell();
@@ -68,16 +72,24 @@ export class Answer {
     this.usage = chunk.usage ?? this.usage;
     const choice = chunk.choices?.[0];
     this.finish = choice?.finish_reason ?? this.finish;
-    const text = choice?.delta?.content;
+    const { content: text, reasoning_content: thought } = choice?.delta ?? {};
     this.foresee(choice, text);
-    if (typeof text === 'string' && text !== '') {
+    const has = (said) => typeof said === 'string' && said !== '';
+    if (has(text) || has(thought)) {
       this.lastAt = performance.now();
       this.firstAt ||= this.lastAt;
+    }
+    if (has(thought)) this.thought += thought;
+    if (has(text)) {
+      if (this.text === '' && this.thought !== '') this.thoughtFor();
       this.text += text;
       this.speak(text);
     }
     this.paintSoon();
   }
+
+  /** Says how long it took to think. */
+  thoughtFor() { setText(this.thinking, `Thought for ${duration(performance.now() - this.firstAt)}`); }
 
   /** What is drafted stands dimmed behind the text, until it is taken back or text takes its place. */
   foresee(choice, text) {
@@ -97,6 +109,8 @@ export class Answer {
   paint() {
     this.willPaint = false;
     const settle = this.settler();
+    this.aside.hidden = this.thought === '';
+    this.thoughts.shown.show(this.thought);
     this.shown.show(this.text);
     setText(this.guess, this.drafted);
     if (this.drafted === '') this.guess.remove();
@@ -133,6 +147,7 @@ export class Answer {
 
   show() {
     this.drafted = '';
+    if (this.text === '') this.thoughtFor();
     this.paint();
     this.speak('');
     const settle = this.settler();

@@ -5,7 +5,7 @@ use std::{net::SocketAddr, path::PathBuf};
 use clap::Parser;
 use policy::routing::Policy;
 
-use settings::{ByteCount, LogFormat, ServiceClass, Share, ToolCallParser};
+use settings::{ByteCount, LogFormat, ReasoningParser, ServiceClass, Share, ToolCallParser};
 use tls::address::NotHostPort;
 
 use super::values::{ExecutorPlace, NamedPlace, StartAdapter};
@@ -29,6 +29,9 @@ pub struct Args {
     /// How the model writes calls of tools
     #[arg(long, value_name = "FORMAT")]
     pub tool_call_parser: ToolCallParser,
+    /// What stands around the model's thoughts
+    #[arg(long, value_name = "TAGS")]
+    pub reasoning_parser: ReasoningParser,
     /// Settings about adapters.
     #[command(flatten)]
     pub adapters: AdapterArgs,

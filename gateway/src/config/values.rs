@@ -2,6 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
+use settings::{ReasoningParser, ToolCallParser};
 use tls::address::HostPort;
 
 use crate::limits::PerMin;
@@ -115,4 +116,13 @@ impl Default for TrainingLimits {
             tenant_state_bytes: 16 << 30,
         }
     }
+}
+
+/// How a model writes what is no plain text.
+#[derive(Debug, Clone, Copy)]
+pub struct Parsers {
+    /// Calls of tools.
+    pub calls: ToolCallParser,
+    /// What stands around its thoughts.
+    pub reasoning: ReasoningParser,
 }

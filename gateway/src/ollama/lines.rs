@@ -38,6 +38,7 @@ pub(super) struct Lines {
     route: Route,
     started: Instant,
     /// Not told yet.
+    thought: String,
     text: String,
     scores: Vec<Value>,
     /// Calls are told whole: those that are.
@@ -52,6 +53,7 @@ impl Lines {
         Self {
             route,
             started,
+            thought: String::new(),
             text: String::new(),
             scores: Vec::new(),
             calls: Vec::new(),
@@ -67,6 +69,7 @@ impl Lines {
             let told = logprobs::chat(answer.job.text(), answer.job.params.token_names, &piece.scored);
             self.scores.extend(told.content.iter().map(|token| json!(token)));
         }
+        self.thought.push_str(&piece.thought);
         self.text.push_str(&piece.text);
         piece.calls.into_iter().for_each(|part| self.call(part));
         if let Some(finish) = piece.finish {
@@ -99,16 +102,25 @@ impl Lines {
 
     /// Whether there is something to tell.
     fn has_news(&self) -> bool {
-        !self.text.is_empty() || !self.scores.is_empty() || !self.calls.is_empty()
+        !self.text.is_empty() || !self.thought.is_empty() || !self.scores.is_empty() || !self.calls.is_empty()
     }
 
     /// What is new.
     fn line(&mut self, answer: &Answer) -> Value {
         let mut line = json!({ "model": answer.job.target.name, "created_at": now_rfc3339(), "done": false });
-        let text = std::mem::take(&mut self.text);
-        match self.route {
-            Route::Chat => line["message"] = json!({ "role": "assistant", "content": text }),
-            Route::Generate => line["response"] = text.into(),
+        let (text, thought) = (std::mem::take(&mut self.text), std::mem::take(&mut self.thought));
+        let told = match self.route {
+            Route::Chat => {
+                line["message"] = json!({ "role": "assistant", "content": text });
+                &mut line["message"]
+            }
+            Route::Generate => {
+                line["response"] = text.into();
+                &mut line
+            }
+        };
+        if !thought.is_empty() {
+            told["thinking"] = thought.into();
         }
         if !self.calls.is_empty() {
             line["message"]["tool_calls"] = std::mem::take(&mut self.calls).into();

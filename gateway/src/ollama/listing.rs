@@ -14,7 +14,7 @@ use crate::{
     clock::rfc3339,
     errors::ApiError,
     lifecycle::Serving,
-    openai::{adapters::placed, fields::Fields, models::answers, tools},
+    openai::{adapters::placed, fields::Fields, models::answers, reasoning::Tags, tools},
 };
 
 /// The release of Ollama whose API these routes speak: clients refuse older ones.
@@ -86,8 +86,11 @@ pub async fn show(
         adapter(entry.ok_or_else(|| ApiError::model_not_found(name))?, &serving)
     };
     let mut capabilities = vec!["completion", "embedding"];
-    if tools::are_called(app.tool_call_parser, &*serving.text) {
+    if tools::are_called(app.parsers.calls, &*serving.text) {
         capabilities.push("tools");
+    }
+    if Tags::of(app.parsers.reasoning, serving.text.facts().chat_template.as_deref()).is_some() {
+        capabilities.push("thinking");
     }
     Ok(Json(json!({
         "modelfile": format!("FROM {name}\n"),

@@ -15,6 +15,7 @@ use crate::{
         fields::{Fields, wrong},
         job::Echo,
         params::{self, Asked, Limits, Params},
+        reasoning::effort,
         structured,
         target::Wanted,
         tools,
@@ -24,6 +25,9 @@ use crate::{
 
 /// What Ollama's clients put behind a model's name that has no tag.
 const TAG: &str = ":latest";
+
+/// Whether the model is to think, or how much.
+const THINK: &str = "think";
 
 /// Options about the machine, which its operator has decided on: no answer depends on them, and clients send them unasked.
 const OF_THE_MACHINE: [&str; 10] = [
@@ -81,6 +85,7 @@ impl ChatBody {
         let common = common(&mut fields, limits)?;
         let messages = messages::read(fields.array("messages")?.unwrap_or_default())?;
         let tools = tools::asked::read(&mut fields)?;
+        let effort = effort::read_switch(&mut fields, THINK)?;
         fields.finish()?;
         let Common { wanted, params, logprobs, context_tokens } = common;
         if messages.is_empty() {
@@ -92,7 +97,7 @@ impl ChatBody {
         });
         let prompt = if is_begun { GenerationPrompt::Continue } else { GenerationPrompt::Add };
         let (showing, field) = (Showing { prompt, ..Showing::default() }, "messages");
-        let conversation = Conversation { wanted, params, logprobs, messages, tools, showing, field };
+        let conversation = Conversation { wanted, params, logprobs, messages, tools, showing, effort, field };
         Ok(Read { what: What::Chat(Box::new(conversation)), context_tokens })
     }
 }
@@ -111,6 +116,8 @@ impl GenerateBody {
         let common = common(&mut fields, limits)?;
         let (prompt, system) = (fields.text("prompt")?.unwrap_or_default(), fields.text("system")?);
         let raw = fields.flag("raw", false)?;
+        // Of a prompt that is shown as it is no template says how it is thought about.
+        let effort = if raw { None } else { effort::read_switch(&mut fields, THINK)? };
         fields.finish()?;
         let Common { wanted, params, logprobs, context_tokens } = common;
         let system = system.filter(|system| !system.is_empty());
@@ -128,7 +135,16 @@ impl GenerateBody {
             let system = system.map(|system| message("system", system));
             let messages = system.into_iter().chain([message("user", prompt)]).collect();
             let (tools, showing, field) = (None, Showing::default(), "prompt");
-            What::Chat(Box::new(Conversation { wanted, params, logprobs, messages, tools, showing, field }))
+            What::Chat(Box::new(Conversation {
+                wanted,
+                params,
+                logprobs,
+                messages,
+                tools,
+                showing,
+                effort,
+                field,
+            }))
         };
         Ok(Read { what, context_tokens })
     }

@@ -9,6 +9,7 @@ use super::{
     choice::{Choice, Piece, Scores},
     echo::{Echoed, echo},
     job::{Echo, Job, Kind},
+    reasoning::{Reasoning, scan::Scanner as ThoughtScanner},
     session::Session,
     tools::{self, Answering, scan::Scanner},
     types::Envelope,
@@ -21,7 +22,7 @@ use crate::{
     metrics::meter::{Meter, Waits},
     random::random_u64,
     telemetry::{self, Generated},
-    usage::{FinishReason, PromptTokensDetails, Usage},
+    usage::{CompletionTokensDetails, FinishReason, PromptTokensDetails, Usage},
 };
 
 /// What one output adds to one choice.
@@ -42,6 +43,10 @@ pub struct Step {
 
 struct Slot {
     choice: Choice,
+    /// Tells thoughts from text, if there may be any.
+    thoughts: Option<ThoughtScanner>,
+    /// Tokens up to the end of the thought.
+    thought_tokens: usize,
     /// Tells calls of tools from text, if there may be any.
     scanner: Option<Scanner>,
     begun: bool,
@@ -184,6 +189,7 @@ impl Answer {
     pub fn usage(&self) -> Usage {
         let prompt_tokens = self.job.prompts.iter().map(|prompt| prompt.tokens.len()).sum();
         let completion_tokens = self.slots.iter().map(|slot| slot.choice.tokens()).sum();
+        let reasoning_tokens = self.slots.iter().map(|slot| slot.thought_tokens).sum();
         // A prompt counts once, however many choices continue it.
         let first_choices = self.slots.iter().step_by(self.job.params.choices as usize);
         Usage {
@@ -193,6 +199,7 @@ impl Answer {
             prompt_tokens_details: PromptTokensDetails {
                 cached_tokens: first_choices.map(|slot| slot.cached_tokens).sum(),
             },
+            completion_tokens_details: CompletionTokensDetails { reasoning_tokens },
         }
     }
 
@@ -223,7 +230,7 @@ impl Answer {
         let embedding = std::mem::take(&mut output.embedding);
         let ended_by_itself = output.finish.is_some();
         let before = slot.choice.tokens();
-        let mut piece = slot.choice.push(output);
+        let mut piece = slot.push(output);
         if let (Some(scanner), Some(answering)) = (&mut slot.scanner, &self.job.answering) {
             scan(&mut piece, scanner, answering);
         }
@@ -292,15 +299,56 @@ impl Slot {
             _ if job.logprobs.is_some() => Scores::Keep,
             _ => Scores::Drop,
         };
+        let thoughts = job.reasoning.map(Reasoning::scanner);
         let start = match job.kind {
             Kind::Chat(start) => start,
             Kind::Text | Kind::Tokens | Kind::Embedding(_) => TextStart::Continuation,
         };
         let stop = job.params.stop.clone().map(StopScanner::new);
         let words = job.answering.as_ref().map_or(&[][..], |answering| answering.format.words());
-        let choice = Choice::new(job.text().decoder(start, words), stop, job.params.min_tokens, scores);
+        let tags = job.reasoning.map(Reasoning::words);
+        let shown: Vec<&str> = words.iter().copied().chain(tags.into_iter().flatten()).collect();
+        let choice = Choice::new(job.text().decoder(start, &shown), stop, job.params.min_tokens, scores);
         let scanner = job.answering.as_ref().map(Answering::scanner);
-        Self { choice, scanner, begun: false, finish: None, cached_tokens: 0 }
+        let (begun, finish) = (false, None);
+        Self { choice, thoughts, thought_tokens: 0, scanner, begun, finish, cached_tokens: 0 }
+    }
+
+    /// Takes what a step produced.
+    fn push(&mut self, mut output: Output) -> Piece {
+        let mut all = Piece::default();
+        if self.thoughts.as_ref().is_some_and(ThoughtScanner::thinks) {
+            // One by one, so that a thought has as many tokens however many come together.
+            let last = output.tokens.len().saturating_sub(1);
+            for token in output.tokens.drain(..last).collect::<Vec<_>>() {
+                all.append(self.think(Output { tokens: vec![token], ..Output::default() }));
+                if all.finish.is_some() {
+                    return all;
+                }
+            }
+        }
+        all.append(self.think(output));
+        all
+    }
+
+    /// Tells thoughts from the text of a piece.
+    fn think(&mut self, output: Output) -> Piece {
+        let mut piece = self.choice.push(output);
+        let Some(scanner) = self.thoughts.as_mut().filter(|scanner| scanner.thinks()) else { return piece };
+        let was_within = scanner.is_within();
+        let mut told = scanner.push(&piece.text);
+        if was_within || scanner.is_within() {
+            self.thought_tokens = self.choice.tokens();
+        }
+        piece.thinks = scanner.thinks();
+        if piece.finish.is_some() {
+            told.append(&scanner.finish());
+        }
+        (piece.text, piece.thought) = (told.answer, told.thought);
+        // What is drafted may be a thought, or a tag.
+        self.choice.retract("");
+        piece.provisional.clear();
+        piece
     }
 }
 

@@ -7,6 +7,7 @@ use super::{
     job::Job,
     messages::messages,
     params::{self, Limits, MAX_LOGPROBS},
+    reasoning::effort,
     showing,
     target::Wanted,
     tools,
@@ -25,12 +26,13 @@ impl Body {
         let params = params::read(&mut fields, limits)?;
         let logprobs = logprobs(&mut fields)?;
         let (messages, tools) = (messages(fields.array("messages")?)?, tools::asked::read(&mut fields)?);
-        let showing = showing::read(&mut fields)?;
+        let (showing, effort) = (showing::read(&mut fields)?, effort::read(&mut fields, "reasoning_effort")?);
         fields.finish()?;
         if params.max_tokens == Some(0) {
             return Err(ApiError::invalid("max_tokens", "'max_tokens' must be at least 1 for a chat"));
         }
-        Ok(Self(Conversation { wanted, params, logprobs, messages, tools, showing, field: "messages" }))
+        let field = "messages";
+        Ok(Self(Conversation { wanted, params, logprobs, messages, tools, showing, effort, field }))
     }
 }
 

@@ -26,6 +26,10 @@ pub struct Scored {
 pub struct Piece {
     /// New text; may be empty.
     pub text: String,
+    /// More of what is thought before it; empty where thoughts are not told apart.
+    pub thought: String,
+    /// The text has not begun: all so far is a thought, or may be one.
+    pub thinks: bool,
     /// New parts of calls of tools; none where there are no tools.
     pub calls: Vec<CallPart>,
     /// New tokens, if log-probabilities were asked for.
@@ -36,6 +40,18 @@ pub struct Piece {
     pub retracted: usize,
     /// What the text goes on with if what is drafted comes true; may be empty.
     pub provisional: String,
+}
+
+impl Piece {
+    /// Goes on with the piece behind it.
+    pub fn append(&mut self, next: Self) {
+        self.text.push_str(&next.text);
+        self.thought.push_str(&next.thought);
+        self.calls.extend(next.calls);
+        self.scored.extend(next.scored);
+        self.retracted += next.retracted;
+        (self.thinks, self.finish, self.provisional) = (next.thinks, next.finish, next.provisional);
+    }
 }
 
 /// Whether to keep what tokens scored.

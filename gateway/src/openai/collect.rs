@@ -23,6 +23,7 @@ struct Whole {
     echoed: Option<Echoed>,
     /// What tokens of the prompt scored.
     prompt: Vec<TokenOutput>,
+    thought: String,
     text: String,
     scored: Vec<Scored>,
     finish: Option<FinishReason>,
@@ -62,6 +63,7 @@ fn add(wholes: &mut [Whole], step: Step) {
         whole.echoed = Some(echoed);
     }
     whole.prompt.extend(step.prompt);
+    whole.thought.push_str(&step.piece.thought);
     whole.text.push_str(&step.piece.text);
     whole.scored.extend(step.piece.scored);
     whole.finish = whole.finish.or(step.piece.finish);
@@ -115,6 +117,7 @@ fn message(whole: &Whole) -> Message<'_> {
         role: "assistant",
         content,
         refusal: None,
+        reasoning_content: Some(whole.thought.as_str()).filter(|thought| !thought.is_empty()),
         tool_calls: whole.calls.iter().map(Call::told).collect(),
     }
 }

@@ -62,7 +62,7 @@ impl Body {
         let prompts = prompts(&serving, Place { field: "prompt", most: MAX_PROMPTS }, prompt, add)?;
         let namespace = namespace(caller, &target, &serving);
         let grammar =
-            params.structure.as_ref().map(|structure| structure.source(&*serving.text)).transpose()?;
+            params.structure.as_ref().map(|structure| structure.source(&*serving.text, None)).transpose()?;
         let job = Job {
             kind: Kind::Text,
             prompt_field: "prompt",
@@ -76,6 +76,7 @@ impl Body {
             echo,
             grammar,
             answering: None,
+            reasoning: None,
         };
         job.check()
     }

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use settings::ToolCallParser;
 use shmproto::message::Provisional;
 use text::{chat_template::GenerationPrompt, detokenize::TextStart};
 
 use super::{
     job::{Echo, Job, Kind, Prompt, namespace},
     params::{EndTokens, Params},
+    reasoning::{Reasoning, Tags, effort::Effort},
     target::Wanted,
     tools::{self, Calling, asked::Tools},
 };
@@ -17,7 +17,7 @@ use crate::{
     caller::Caller,
     errors::ApiError,
     lifecycle::Serving,
-    text::{ChatMessage, Showing, Text},
+    text::{ChatMessage, Showing},
 };
 
 /// Checked as far as it can be without looking anything up.
@@ -35,6 +35,8 @@ pub struct Conversation {
     pub tools: Option<Tools>,
     /// How they are shown, but for the tools.
     pub showing: Showing,
+    /// How much the model is to think, if that is said.
+    pub effort: Option<Effort>,
     /// What the route calls the messages.
     pub field: &'static str,
 }
@@ -45,24 +47,32 @@ impl Conversation {
     /// # Errors
     /// The model is not there for them, or cannot be shown the conversation or what is asked of it.
     pub fn job(self, app: &App, caller: &Caller, serving: Arc<Serving>) -> Result<Job, ApiError> {
-        let Self { wanted, params, logprobs, messages, tools, mut showing, field } = self;
-        let target = wanted.find(app, &serving, caller)?;
-        tools::check_history(&messages, &*serving.text).map_err(|error| error.of(field))?;
-        let calling = tools.map(|tools| calling(tools, app.tool_call_parser, &*serving.text, &params));
-        let calling = calling.transpose()?;
-        showing.tools = calling.as_ref().map_or_else(Vec::new, |calling| calling.shown.clone());
-        let tokens = serving.text.encode_chat(&messages, &showing)?;
+        let Self { wanted, params, logprobs, messages, tools, mut showing, effort, field } = self;
+        let (text, target) = (&*serving.text, wanted.find(app, &serving, caller)?);
+        tools::check_history(&messages, text).map_err(|error| error.of(field))?;
+        let calling = tools.map(|tools| Calling::new(tools, app.parsers.calls, text)).transpose()?;
+        showing.tools = calling.as_ref().map_or_else(Vec::new, Calling::shown);
+        let template = text.facts().chat_template.as_deref();
+        let tags = Tags::of(app.parsers.reasoning, template);
+        if let Some(effort) = effort {
+            effort.say(template, tags, &mut showing.variables)?;
+        }
+        let tokens = text.encode_chat(&messages, &showing)?;
+        let reasoning = tags.and_then(|tags| Reasoning::of(tags, &tokens, text));
         let start = match showing.prompt {
             GenerationPrompt::Continue => TextStart::Continuation,
             GenerationPrompt::Add | GenerationPrompt::Omit => TextStart::Beginning,
         };
         let namespace = namespace(caller, &target, &serving);
-        let grammar = match (&calling, &params.structure) {
-            (Some(calling), _) => calling.grammar.clone(),
-            (None, structure) => {
-                structure.as_ref().map(|structure| structure.source(&*serving.text)).transpose()?
-            }
+        let (answer, thought) =
+            (params.structure.as_ref(), reasoning.map(|reasoning| reasoning.thought(text)));
+        let grammar = match &calling {
+            Some(calling) => calling.grammar(text, answer, thought)?,
+            None => answer.map(|structure| structure.source(text, thought)).transpose()?,
         };
+        if calling.is_some() {
+            check_beside_calls(&params, grammar.is_some())?;
+        }
         let job = Job {
             kind: Kind::Chat(start),
             prompt_field: field,
@@ -76,27 +86,22 @@ impl Conversation {
             echo: Echo::Nothing,
             grammar,
             answering: calling.map(|calling| calling.answering),
+            reasoning,
         };
         job.check()
     }
 }
 
-/// Tools, ready to be shown and read, beside options that they do not go with.
-fn calling(
-    tools: Tools,
-    parser: ToolCallParser,
-    text: &dyn Text,
-    params: &Params,
-) -> Result<Calling, ApiError> {
+/// Refuses options that do not go with tools, whose calls have to look like something or not.
+fn check_beside_calls(params: &Params, is_formed: bool) -> Result<(), ApiError> {
     if params.delivery.provisional() == Provisional::Wanted {
         let message =
             "'provisional' is for text alone, and an answer with tools may be calls; leave either out";
         return Err(ApiError::invalid("stream_options.provisional", message));
     }
-    let calling = Calling::new(tools, parser, text, params.structure.as_ref())?;
-    if calling.grammar.is_some() && params.end_tokens == EndTokens::Ignore {
+    if is_formed && params.end_tokens == EndTokens::Ignore {
         let message = "'ignore_eos' lets no answer end, and calls that are required or strict have an end; send one of them";
         return Err(ApiError::invalid("ignore_eos", message));
     }
-    Ok(calling)
+    Ok(())
 }

@@ -146,6 +146,7 @@ impl Texts {
                 echo: Echo::Nothing,
                 grammar: None,
                 answering: None,
+                reasoning: None,
             };
             job.check()
         };

@@ -8,6 +8,7 @@ use text::detokenize::TextStart;
 
 use super::{
     params::{EndTokens, Params},
+    reasoning::Reasoning,
     target::Target,
     tools::Answering,
 };
@@ -83,6 +84,8 @@ pub struct Job {
     pub grammar: Option<String>,
     /// How calls of tools are told from text, if there may be any.
     pub answering: Option<Answering>,
+    /// How thoughts are told from text, if there may be any.
+    pub reasoning: Option<Reasoning>,
 }
 
 /// Under what an executor keeps prefixes.

@@ -96,7 +96,9 @@ impl<'a> Writer<'a> {
             self.write(delta_of(index, delta), prompt);
         }
         if has_content(piece) {
-            let delta = Delta { content: Some(&piece.text), ..Delta::default() };
+            let content = Some(piece.text.as_str()).filter(|text| !text.is_empty() || !piece.thinks);
+            let reasoning_content = Some(piece.thought.as_str()).filter(|thought| !thought.is_empty());
+            let delta = Delta { content, reasoning_content, ..Delta::default() };
             let (job, wanted) = (&self.answer.job, self.answer.job.logprobs.is_some());
             let logprobs = wanted.then(|| logprobs::chat(job.text(), job.params.token_names, &piece.scored));
             let token_ids = token_ids(self.answer, &piece.scored);
@@ -204,7 +206,7 @@ fn part_of(part: &CallPart) -> ToolCall<'_> {
 }
 
 fn has_content(piece: &Piece) -> bool {
-    !piece.text.is_empty() || !piece.scored.is_empty()
+    !piece.text.is_empty() || !piece.thought.is_empty() || !piece.scored.is_empty()
 }
 
 fn write_event<C: Serialize>(out: &mut Vec<u8>, body: &Body<'_, C>) {

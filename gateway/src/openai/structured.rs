@@ -1,7 +1,7 @@
 //! What an answer has to look like, as OpenAI (`response_format`) and vLLM (`structured_outputs`) let it be said.
 
 use serde_json::Value;
-use text::grammar::{Grammar, GrammarError};
+use text::grammar::{Grammar, GrammarError, Thought};
 
 use super::fields::{Fields, wrong};
 use crate::{errors::ApiError, text::Text};
@@ -19,18 +19,23 @@ pub struct Structure {
 }
 
 impl Structure {
-    /// The grammar as an executor takes it, tried on the vocabulary of `text`: whatever is wrong with it is said before anybody
-    /// waits.
+    /// The grammar as an executor takes it, with `thought` before the answer.
     ///
     /// # Errors
     /// It cannot be honoured.
-    pub fn source(&self, text: &dyn Text) -> Result<String, ApiError> {
-        let compiled = self.grammar.source().and_then(|source| {
-            text.grammars()?.compile(&source)?;
-            Ok(source)
-        });
-        compiled.map_err(|error| refused(&self.field, &error))
+    pub fn source(&self, text: &dyn Text, thought: Option<Thought>) -> Result<String, ApiError> {
+        tried(&self.grammar, text, thought).map_err(|error| refused(&self.field, &error))
     }
+}
+
+/// A grammar as an executor takes it, tried on the vocabulary of `text`: whatever is wrong with it is said before anybody waits.
+///
+/// # Errors
+/// It cannot be honoured.
+pub fn tried(grammar: &Grammar, text: &dyn Text, thought: Option<Thought>) -> Result<String, GrammarError> {
+    let source = grammar.source_behind(thought)?;
+    text.grammars()?.compile(&source)?;
+    Ok(source)
 }
 
 /// How much work a body is, as the bytes of one that is nothing but text: a grammar may take as long as the longest.

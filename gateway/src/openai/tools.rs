@@ -23,6 +23,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 use settings::ToolCallParser;
+use text::grammar::Thought;
 
 use self::{
     asked::Tools,
@@ -67,61 +68,58 @@ impl Answering {
 /// Tools of a request, ready to be shown and read.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Calling {
-    /// What the chat template is to show.
-    pub shown: Vec<Value>,
-    /// What the answer has to look like, if it has to.
-    pub grammar: Option<String>,
+    tools: Tools,
     /// How its calls are read.
     pub answering: Answering,
 }
 
 impl Calling {
-    /// What `tools` mean to a model whose calls are written as `parser` says; where it calls none, `answer` says what its answer looks
-    /// like.
+    /// What `tools` mean to a model whose calls are written as `parser` says.
     ///
     /// # Errors
-    /// The model can be shown no tools, or calls cannot be made to look like what they have to.
-    pub fn new(
-        tools: Tools,
-        parser: ToolCallParser,
-        text: &dyn Text,
-        answer: Option<&Structure>,
-    ) -> Result<Self, ApiError> {
+    /// The model can be shown no tools.
+    pub fn new(tools: Tools, parser: ToolCallParser, text: &dyn Text) -> Result<Self, ApiError> {
         let template = text.facts().chat_template.as_deref();
         let shows = template.is_some_and(shows_tools);
         let format = Format::of(parser, template).filter(|_| shows).ok_or_else(|| no_tools(parser, shows))?;
-        let grammar = grammar(&tools, format, text, answer)?;
         let functions = tools.list.iter().map(|tool| Function::new(&tool.name, &tool.parameters)).collect();
-        let shown = tools.list.into_iter().map(|tool| tool.definition).collect();
-        Ok(Self { shown, grammar, answering: Answering { format, functions } })
+        Ok(Self { tools, answering: Answering { format, functions } })
     }
-}
 
-/// The grammar of the answer, tried as it is.
-fn grammar(
-    tools: &Tools,
-    format: Format,
-    text: &dyn Text,
-    answer: Option<&Structure>,
-) -> Result<Option<String>, ApiError> {
-    let announcement = format.announcement().and_then(|name| text.special_token(name));
-    let built = grammar::of(tools, format, announcement, answer.map(|structure| &structure.grammar));
-    let tried = built.and_then(|grammar| {
-        let Some(grammar) = grammar else { return Ok(None) };
-        let source = grammar.source()?;
-        text.grammars()?.compile(&source)?;
-        Ok(Some(source))
-    });
-    tried.map_err(|error| match (error, answer) {
-        (CallsError::Grammar(error), None) => structured::refused("tools", &error),
-        (CallsError::Grammar(error), Some(_)) => {
-            structured::refused("tools' or 'response_format", &error).of("tools")
-        }
-        (CallsError::Beside, Some(answer)) => {
-            ApiError::invalid(&answer.field, CallsError::Beside.to_string())
-        }
-        (error, _) => ApiError::invalid("tools", format!("'tools' cannot be used: {error}")),
-    })
+    /// What the chat template is to show.
+    #[must_use]
+    pub fn shown(&self) -> Vec<Value> {
+        self.tools.list.iter().map(|tool| tool.definition.clone()).collect()
+    }
+
+    /// What the answer has to look like, if it has to, with `thought` before it; where it calls nothing, `answer` says that.
+    ///
+    /// # Errors
+    /// Calls cannot be made to look like what they have to.
+    pub fn grammar(
+        &self,
+        text: &dyn Text,
+        answer: Option<&Structure>,
+        thought: Option<Thought>,
+    ) -> Result<Option<String>, ApiError> {
+        let format = self.answering.format;
+        let announcement = format.announcement().and_then(|name| text.special_token(name));
+        let built =
+            grammar::of(&self.tools, format, announcement, answer.map(|structure| &structure.grammar));
+        let tried = built.and_then(|grammar| {
+            Ok(grammar.map(|grammar| structured::tried(&grammar, text, thought)).transpose()?)
+        });
+        tried.map_err(|error| match (error, answer) {
+            (CallsError::Grammar(error), None) => structured::refused("tools", &error),
+            (CallsError::Grammar(error), Some(_)) => {
+                structured::refused("tools' or 'response_format", &error).of("tools")
+            }
+            (CallsError::Beside, Some(answer)) => {
+                ApiError::invalid(&answer.field, CallsError::Beside.to_string())
+            }
+            (error, _) => ApiError::invalid("tools", format!("'tools' cannot be used: {error}")),
+        })
+    }
 }
 
 /// Whether a model whose calls are written as `parser` says can be shown tools.

@@ -92,6 +92,9 @@ pub struct Message<'a> {
     pub content: Option<&'a str>,
     /// Part of OpenAI's shape; never used here.
     pub refusal: Option<&'a str>,
+    /// What the model thought before it; absent where it did not, or that is not told apart.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reasoning_content: Option<&'a str>,
     /// Tools that it calls; absent where it calls none.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tool_calls: Vec<ToolCall<'a>>,
@@ -148,6 +151,9 @@ pub struct Delta<'a> {
     /// New text; absent in the last piece.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub content: Option<&'a str>,
+    /// More of what the model thinks before it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reasoning_content: Option<&'a str>,
     /// New parts of calls of tools.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tool_calls: Vec<ToolCall<'a>>,

@@ -277,6 +277,7 @@ fn job(app: &App, caller: &Caller, sampler: &Sampler, request: &Sample) -> Resul
         echo: Echo::Nothing,
         grammar: None,
         answering: None,
+        reasoning: None,
     };
     Ok((job.check()?, wanted))
 }

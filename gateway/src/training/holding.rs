@@ -74,10 +74,13 @@ impl Training {
         let mut live = self.live();
         let held = live.get_mut(id).filter(|found| found.hold.is_some_and(|hold| hold.fence == fence));
         if let Some(found) = held {
-            tracing::warn!(
-                job = id,
-                "a fine-tuning job is no longer this host's to work on; its trainer stops"
-            );
+            // One that is over is nobody's.
+            if !found.job.status.is_final() {
+                tracing::warn!(
+                    job = id,
+                    "a fine-tuning job is no longer this host's to work on; its trainer stops"
+                );
+            }
             found.hold = None;
             found.stop.send_replace(true);
         }

@@ -162,7 +162,8 @@ impl Training {
             JobAdded::NoFile(id) => Err(TrainingError::NoFile(id)),
             JobAdded::Kept => {
                 failpoint::pass("gateway.job_committed");
-                self.live().insert(job.id.clone(), Live::new(job.clone()));
+                // Whoever follows the fleet may have heard of it first, and it may be worked on already.
+                self.live().entry(job.id.clone()).or_insert_with(|| Live::new(job.clone()));
                 self.due.notify_one();
                 Ok(job.clone())
             }

@@ -3,7 +3,7 @@
 use std::{path::PathBuf, time::Duration};
 
 use gateway::{
-    config::{Config, ConnectionLimits, Figures, Hosts, Lifeline, Rates, TrainingLimits},
+    config::{Config, ConnectionLimits, Figures, Hosts, Lifeline, Parsers, Rates, TrainingLimits},
     executor::{Door, ExecutorLimits},
     executors::{Address, ONLY},
     keys::{Keys, line_of},
@@ -12,6 +12,7 @@ use gateway::{
     turns::TurnLimits,
 };
 use policy::{admission::DelayLimits, routing::Policy};
+use settings::{ReasoningParser, ToolCallParser};
 use tempfile::TempDir;
 
 use crate::{
@@ -137,7 +138,7 @@ pub(crate) fn config(directory: &TempDir) -> Config {
         rates: Rates::default(),
         connections: ConnectionLimits { max_body_bytes: 1 << 20, ..ConnectionLimits::default() },
         routing: Policy::default(),
-        tool_call_parser: settings::ToolCallParser::Auto,
+        parsers: Parsers { calls: ToolCallParser::Auto, reasoning: ReasoningParser::Auto },
         classes: Vec::new(),
         turns: TurnLimits { max_sequences: 64, delays: DelayLimits::default(), flood_share: 0.0625 },
         executor: ExecutorLimits { max_sequences: 64, silence: WATCHDOG },

@@ -19,6 +19,7 @@ mod ollama;
 mod pages;
 mod process;
 mod provisional;
+mod reasoning;
 mod refusals;
 mod responses;
 mod service;

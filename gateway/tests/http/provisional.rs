@@ -9,7 +9,7 @@ use crate::{
     client::Response,
     fake_executor::{Reply, Script, say, spoken},
     harness::{Harness, eventually},
-    text::tokens,
+    text::{ByteText, always, tokens},
 };
 
 const CHAT: &str = "/v1/chat/completions";
@@ -210,4 +210,28 @@ async fn every_token_may_be_foretold() {
     let harness = Harness::start(script(outputs)).await;
     let shown = shown(&harness.client.post(TEXT, &text(&json!({ "max_tokens": 8 }))).await);
     assert_eq!((shown.text.as_str(), shown.told.len(), shown.retracted.len()), ("abcdefgh", 7, 0));
+}
+
+#[tokio::test]
+async fn what_is_drafted_of_a_thought_is_told_to_nobody_and_a_thought_has_as_many_tokens_however_they_come() {
+    let outputs =
+        vec![told("<th"), said("<think>a"), told("b</think>Ye"), said("b</think>Y"), told("es"), last("es.")];
+    let text = Arc::new(ByteText::with_template("{{ content.split('</think>') }}"));
+    let harness = Harness::start_with_text(script(outputs), always(text), |_| {}).await;
+    let body = asked(&json!({ "messages": [{ "role": "user", "content": "a" }] }));
+    let chunks = harness.client.post(CHAT, &body).await.chunks();
+    let joined = |name: &str| -> String {
+        let choices = chunks.iter().filter_map(|chunk| chunk["choices"].get(0));
+        choices.filter_map(|choice| choice["delta"][name].as_str()).collect()
+    };
+    assert_eq!((joined("reasoning_content").as_str(), joined("content").as_str()), ("ab", "Yes."));
+    let told: Vec<&Value> = chunks
+        .iter()
+        .map(|chunk| &chunk["choices"][0]["provisional"]["text"])
+        .filter(|text| text.is_string())
+        .collect();
+    assert_eq!(told, ["es"]);
+    assert!(chunks.iter().all(|chunk| chunk["choices"][0].get("retract").is_none()));
+    let usage = &chunks.last().unwrap()["usage"];
+    assert_eq!(usage["completion_tokens_details"]["reasoning_tokens"], "<think>ab</think>".len());
 }

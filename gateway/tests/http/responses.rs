@@ -24,7 +24,7 @@ fn asked(input: &Value, more: &Value) -> Value {
 }
 
 /// The data of a stream's events, whose names are their types and whose numbers have no gap.
-fn events(response: &Response) -> Vec<Value> {
+pub(crate) fn events(response: &Response) -> Vec<Value> {
     let events: Vec<Value> = response
         .body
         .split("\n\n")
@@ -197,7 +197,8 @@ async fn what_a_response_cannot_honour_is_refused_by_name() {
         (json!({ "tools": [{ "type": "web_search" }] }), "tools[0].type"),
         (json!({ "truncation": "auto" }), "truncation"),
         (json!({ "include": ["file_search_call.results"] }), "include"),
-        (json!({ "reasoning": { "effort": "high" } }), "reasoning"),
+        (json!({ "reasoning": { "effort": "high" } }), "reasoning.effort"),
+        (json!({ "reasoning": { "summary": "concise" } }), "reasoning.summary"),
         (json!({ "conversation": "conv_1" }), "conversation"),
         (json!({ "n": 2 }), "n"),
         (json!({ "max_tokens": 2 }), "max_tokens"),

@@ -72,6 +72,7 @@ async fn usage_comes_last_in_a_chunk_without_choices() {
     let usage = json!({
         "prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7,
         "prompt_tokens_details": { "cached_tokens": 4 },
+        "completion_tokens_details": { "reasoning_tokens": 0 },
     });
     assert_eq!(last["usage"], usage);
     assert!(before.iter().all(|chunk| chunk.get("usage") == Some(&Value::Null)));

@@ -8,7 +8,7 @@ use std::{
     collections::HashMap,
     path::Path,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread::{self, JoinHandle},
@@ -111,6 +111,16 @@ pub struct Tally {
     pub not_found: AtomicU64,
     /// Accepted streams that ended in a typed error.
     pub given_up: AtomicU64,
+    /// Why the first of those was sent again.
+    first_fault: OnceLock<String>,
+}
+
+impl Tally {
+    /// Fails, and says why, if a request had to be sent again, or a stream was given up.
+    pub fn nobody_asked_again(&self) {
+        let lost = [&self.retried, &self.given_up].map(|count| count.load(Ordering::Relaxed));
+        assert_eq!(lost, [0, 0], "nobody has to ask again; the first did for: {:?}", self.first_fault.get());
+    }
 }
 
 /// Clients under way; they stop when it is finished.
@@ -196,7 +206,10 @@ impl Asker {
                     assert_ne!(model, crate::BASE, "the base is always there");
                     return add(&self.tally.not_found);
                 }
-                Err(Fault::Refused { status: 429 | 503, .. } | Fault::Silence(_)) => add(&self.tally.retried),
+                Err(fault @ (Fault::Refused { status: 429 | 503, .. } | Fault::Silence(_))) => {
+                    add(&self.tally.retried);
+                    self.tally.first_fault.get_or_init(|| format!("{model}: {fault}"));
+                }
                 Err(fault) => panic!("{ask:?}: {fault}"),
             }
             assert!(started.elapsed() < WATCHDOG, "{ask:?} was not answered in time");

@@ -38,6 +38,11 @@ fn states(client: &Client) -> Vec<String> {
     executors(client).iter().map(|one| one["state"].as_str().unwrap_or_default().to_owned()).collect()
 }
 
+/// The connections over which they are used, in their order.
+fn connections(client: &Client) -> Vec<Option<u64>> {
+    executors(client).iter().map(|one| one["connection"].as_u64()).collect()
+}
+
 /// So many sequences the executors took over from each other.
 fn taken_over(client: &Client) -> u64 {
     executors(client).iter().filter_map(|one| one["sequences"]["taken_over"].as_u64()).sum()
@@ -78,20 +83,17 @@ fn an_executor_may_die_under_streams_and_the_other_goes_on_to_the_same_bits() {
             let name = *random.pick(&["left", "right"]);
             let process = process_of(&deployment, name).expect("it runs");
             eventually("it has work", || has_work(client, name));
+            let over: Option<u64> = connections(client).into_iter().sum();
             signal(process, Signal::KILL);
             let before = traffic.tally.answered.load(Ordering::Relaxed);
             eventually("clients are answered", || traffic.tally.answered.load(Ordering::Relaxed) > before);
             traffic.check();
-            eventually("both serve again", || {
-                process_of(&deployment, name).is_some_and(|now| now != process)
-                    && states(client) == ["ready", "ready"]
-            });
+            // Another process runs before the gateway knows that the first has ended.
+            eventually("both serve again", || connections(client).into_iter().sum::<Option<u64>>() > over);
             eprintln!("{} of {kills} deaths, {} sequences moved", kill + 1, taken_over(client));
         }
-        let tally = traffic.finish();
+        traffic.finish().nobody_asked_again();
         assert!(taken_over(client) > 0, "the other went on with what was under way");
-        let lost = [&tally.retried, &tally.given_up].map(|count| count.load(Ordering::Relaxed));
-        assert_eq!(lost, [0, 0], "nobody had to ask again");
         assert!(deployment.stop().success());
     });
 }
@@ -122,9 +124,7 @@ fn a_stopped_executor_counts_as_dead_until_it_goes_on() {
         eventually("and answers", || answered() > before + 4 * CLIENTS);
         assert_eq!(process_of(&deployment, "left"), Some(process), "nobody has taken its place");
         traffic.check();
-        let tally = traffic.finish();
-        let lost = [&tally.retried, &tally.given_up].map(|count| count.load(Ordering::Relaxed));
-        assert_eq!(lost, [0, 0], "nobody had to ask again");
+        traffic.finish().nobody_asked_again();
         assert!(deployment.stop().success());
     });
 }
@@ -154,9 +154,7 @@ fn a_drained_executor_is_replaced_and_no_request_is_lost() {
         eventually("it gets requests again", || executors(client)[0]["sequences"]["sent"] != sent);
         traffic.check();
         thread::sleep(Duration::from_millis(200));
-        let tally = traffic.finish();
-        let lost = [&tally.retried, &tally.given_up].map(|count| count.load(Ordering::Relaxed));
-        assert_eq!(lost, [0, 0], "nobody had to ask again");
+        traffic.finish().nobody_asked_again();
         assert!(deployment.stop().success());
     });
 }

@@ -90,8 +90,10 @@ fn bits_that_flipped_on_the_disk_cost_time_and_nothing_else() {
         }
         let deployment = plan().start_in(Arc::clone(&place));
         assert_resumed(&deployment, &asks, &before, 0);
-        let failed = blocks(&deployment.client).unwrap()["blocks"]["failed"].as_u64();
-        assert!(failed >= Some(asks.len() as u64), "the first block of each was found damaged: {failed:?}");
+        eventually("it is told that the first block of each was damaged", || {
+            let failed = blocks(&deployment.client).and_then(|memory| memory["blocks"]["failed"].as_u64());
+            failed >= Some(asks.len() as u64)
+        });
     });
 }
 

@@ -35,9 +35,9 @@ fn two(postgres: &Postgres, bucket: &Bucket) -> (Deployment, Deployment, String)
     (first, second, file)
 }
 
-/// The one of two hosts that works on the only job, and the other.
-fn by_work(first: Deployment, second: Deployment) -> (Deployment, Deployment) {
-    if first.trainers().is_empty() { (second, first) } else { (first, second) }
+/// The one of two hosts that works on the job called so, and the other.
+fn by_work(first: Deployment, second: Deployment, job: &str) -> (Deployment, Deployment) {
+    if first.trains(job) { (first, second) } else { (second, first) }
 }
 
 /// What of training lies in the bucket.
@@ -64,7 +64,7 @@ fn a_job_whose_host_is_lost_goes_on_on_another_to_the_same_bits() {
         let id = jobs::create(&first.client, &order("moved"));
         jobs::wait_for_checkpoint(&second.client, &id);
         assert!(kept(&bucket).iter().any(|name| name.contains("/checkpoint")), "{:?}", kept(&bucket));
-        let (lost, left) = by_work(first, second);
+        let (lost, left) = by_work(first, second, &id);
         assert_eq!((lost.trainers().len(), left.trainers().len()), (1, 0), "one works on it");
         lost.kill_supervisor();
         assert_eq!(jobs::generation(&left.client, &id), whole);
@@ -203,7 +203,7 @@ fn a_bucket_that_is_gone_and_then_has_another_checkpoint_costs_steps_and_no_bit(
         let whole = jobs::generation(&first.client, &whole);
         let id = jobs::create(&first.client, &order("astray"));
         assert!(jobs::made(&second.client, &id, 1));
-        let (held, free) = by_work(first, second);
+        let (held, free) = by_work(first, second, &id);
         bucket.wire.set(Harm::Gone);
         let refused = Fault::Refused { status: 503, code: "adapter_store_unavailable".to_owned() };
         assert_eq!(held.client.try_upload("more.jsonl", &jobs::data()), Err(refused));
@@ -237,14 +237,14 @@ fn a_host_that_stops_for_a_while_has_lost_its_job_and_says_no_more_of_it() {
         let whole = jobs::generation(&first.client, &whole);
         let id = jobs::create(&first.client, &order("stopped"));
         jobs::wait_for_checkpoint(&second.client, &id);
-        let (held, free) = by_work(first, second);
+        let (held, free) = by_work(first, second, &id);
         let trainers = held.trainers();
         let all = |how| {
             held.signal(Process::Gateway, how);
             trainers.iter().for_each(|trainer| signal(*trainer, how));
         };
         all(Signal::STOP);
-        eventually("the other host takes the job over", || !free.trainers().is_empty());
+        eventually("the other host takes the job over", || free.trains(&id));
         all(Signal::CONT);
         eventually("the first gives it up", || held.trainers().is_empty());
         assert_eq!(jobs::generation(&free.client, &id), whole);

@@ -3,7 +3,7 @@
 use crate::support::{golden, smollm2};
 use serde_json::{Value, json};
 use text::{
-    grammar::{Grammar, GrammarError, Grammars, MatchError, Matcher, TokenBytes, Tokens},
+    grammar::{Grammar, GrammarError, Grammars, MatchError, Matcher, Tag, Thought, TokenBytes, Tokens},
     tokenizer::{AddSpecial, ParseSpecial, Tokenizer},
 };
 
@@ -235,4 +235,43 @@ fn what_cannot_be_honoured_is_refused_by_its_name() {
 fn a_vocabulary_without_an_end_has_no_grammars() {
     let tokens = Tokens::new((0..=255_u8).map(|_| TokenBytes::Text(b"a")), &[]);
     assert_eq!(Grammars::over(&tokens).unwrap_err(), GrammarError::NoEnd);
+}
+
+#[test]
+fn a_thought_stands_before_a_form_where_it_may_or_has_to() {
+    let model = Model::open();
+    let grammar = Grammar::Json(json!({ "type": "object", "properties": { "a": { "type": "integer" } } }));
+    let tag = |name, token| Tag { name, token };
+    let (open, close) = (tag("<think>", None), tag("</think>", None));
+    let may = Thought { open: Some(open), close };
+    let has_to = Thought { open: None, close };
+    // Tokens that are no text.
+    let (first, last) = (3, 4);
+    assert!([first, last].iter().all(|&token| model.tokenizer.is_special(token)));
+    let by_tokens = Thought { open: Some(tag("<a>", Some(first))), close: tag("<b>", Some(last)) };
+    let tokens = |text: &str| model.tokenizer.encode(text, AddSpecial::No, ParseSpecial::No).unwrap();
+    let is_whole = |thought, said: &[u32]| {
+        let mut matcher = model.grammars.compile(&grammar.source_behind(Some(thought)).unwrap()).unwrap();
+        said.iter().all(|&token| matcher.accept(token).is_ok()) && matcher.may_end()
+    };
+    for (thought, text, whole) in [
+        (may, "{\"a\": 1}", true),
+        (may, "<think>hm {\"a\": 1} </thin\n</think>\n\n{\"a\": 1}", true),
+        (may, "<think></think>{\"a\": 1}", true),
+        (may, "<think>{\"a\": 1}", false),
+        (may, "hm</think>{\"a\": 1}", false),
+        (may, "<think>hm</think>hm", false),
+        (may, "<think>hm</think><think>hm</think>{\"a\": 1}", false),
+        (has_to, "hm</think>\n{\"a\": 1}", true),
+        (has_to, "</think>{\"a\": 1}", true),
+        (has_to, "{\"a\": 1}", false),
+    ] {
+        assert_eq!(is_whole(thought, &tokens(text)), whole, "{thought:?} {text}");
+    }
+    let answer = tokens("{\"a\": 1}");
+    let said = |thought: &str| [&[first][..], &tokens(thought), &[last], &answer].concat();
+    assert!(
+        is_whole(by_tokens, &answer) && is_whole(by_tokens, &said("hm {")) && is_whole(by_tokens, &said(""))
+    );
+    assert!(!is_whole(by_tokens, &said("hm")[..2]));
 }

@@ -14,6 +14,9 @@ use crate::{
     text::{Answered, ChatMessage},
 };
 
+/// The type of a part of what was thought.
+pub(super) const THOUGHT: &str = "reasoning_text";
+
 /// A part of a conversation.
 #[derive(Debug, Clone)]
 pub struct Item {
@@ -24,6 +27,7 @@ pub struct Item {
 
 #[derive(Debug, Clone)]
 enum Said {
+    Thought { text: String },
     Message { role: &'static str, text: String },
     Call { call_id: String, name: String, call: Value },
     Output { call_id: String, text: String },
@@ -100,9 +104,20 @@ fn item(mut fields: Fields) -> Result<Item, ApiError> {
             });
             (value, Said::Output { call_id, text })
         }
+        "reasoning" => {
+            let (content, summary) = (fields.array("content")?, fields.array("summary")?);
+            // What others keep secret.
+            fields.text("encrypted_content")?;
+            let parts = |parts: Option<Vec<Value>>, field| text(parts.map(Value::Array), field);
+            let told = if content.is_some() { parts(content, "content") } else { parts(summary, "summary") }?;
+            let value = json!({
+                "id": id_or("rs"), "type": kind, "summary": [], "status": status, "content": [part_of(THOUGHT, &told)],
+            });
+            (value, Said::Thought { text: told })
+        }
         other => {
             let message = format!(
-                "items of the type '{other}' are not supported; use message, function_call and function_call_output"
+                "items of the type '{other}' are not supported; use message, reasoning, function_call and function_call_output"
             );
             return Err(ApiError::bad_request("unsupported_parameter", message).of("type"));
         }
@@ -149,7 +164,7 @@ fn text(content: Option<Value>, field: &str) -> Result<String, ApiError> {
 fn text_part(part: Value, field: &str) -> Result<String, ApiError> {
     let mut fields = Fields::of(part, field)?;
     let kind = fields.required_text("type")?;
-    if !["input_text", "output_text", "text"].contains(&kind.as_str()) {
+    if !["input_text", "output_text", "text", THOUGHT, "summary_text"].contains(&kind.as_str()) {
         let message = format!("parts of type '{kind}' are not supported; only text is");
         return Err(ApiError::bad_request("unsupported_parameter", message));
     }
@@ -161,7 +176,7 @@ fn text_part(part: Value, field: &str) -> Result<String, ApiError> {
     text.ok_or_else(|| ApiError::missing(field, "a part needs 'text'"))
 }
 
-/// The items as messages: calls belong to the message of the assistant's that they follow.
+/// The items as messages: calls belong to the message of the assistant's that they follow, thoughts to what follows them.
 #[must_use]
 pub fn messages(instructions: Option<&str>, items: &[Item]) -> Vec<ChatMessage> {
     let mut messages = Vec::with_capacity(items.len() + 1);
@@ -171,9 +186,14 @@ pub fn messages(instructions: Option<&str>, items: &[Item]) -> Vec<ChatMessage> 
     let mut called = HashMap::new();
     for item in items {
         match &item.said {
-            Said::Message { role, text } => {
-                messages.push(ChatMessage { role, content: text.clone(), ..ChatMessage::default() });
+            Said::Thought { text } => {
+                let reasoning = Some(text.clone());
+                messages.push(ChatMessage { role: "assistant", reasoning, ..ChatMessage::default() });
             }
+            Said::Message { role, text } => match messages.last_mut().filter(|last| last.only_thinks()) {
+                Some(last) if *role == last.role => last.content.clone_from(text),
+                _ => messages.push(ChatMessage { role, content: text.clone(), ..ChatMessage::default() }),
+            },
             Said::Call { call_id, name, call } => {
                 called.insert(call_id, name);
                 if messages.last().is_none_or(|last: &ChatMessage| last.role != "assistant") {

@@ -4,7 +4,10 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::request::Asked;
-use crate::{errors::ApiError, usage::Usage};
+use crate::{
+    errors::ApiError,
+    usage::{CompletionTokensDetails, PromptTokensDetails, Usage},
+};
 
 /// How far it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -60,30 +63,19 @@ pub(super) struct Incomplete {
 #[derive(Debug, Serialize)]
 pub(super) struct Tokens {
     input_tokens: usize,
-    input_tokens_details: Cached,
+    input_tokens_details: PromptTokensDetails,
     output_tokens: usize,
-    output_tokens_details: Reasoning,
+    output_tokens_details: CompletionTokensDetails,
     total_tokens: usize,
-}
-
-#[derive(Debug, Serialize)]
-struct Cached {
-    cached_tokens: usize,
-}
-
-/// No model here tells of reasoning apart from its text.
-#[derive(Debug, Serialize)]
-struct Reasoning {
-    reasoning_tokens: usize,
 }
 
 impl From<Usage> for Tokens {
     fn from(usage: Usage) -> Self {
         Self {
             input_tokens: usage.prompt_tokens,
-            input_tokens_details: Cached { cached_tokens: usage.prompt_tokens_details.cached_tokens },
+            input_tokens_details: usage.prompt_tokens_details,
             output_tokens: usage.completion_tokens,
-            output_tokens_details: Reasoning { reasoning_tokens: 0 },
+            output_tokens_details: usage.completion_tokens_details,
             total_tokens: usage.total_tokens,
         }
     }

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::{
     super::tools::CallPart,
-    items::{new_id, part_of},
+    items::{THOUGHT, new_id, part_of},
 };
 
 /// Takes an event: its type, and its fields.
@@ -13,16 +13,21 @@ pub(super) type Tell<'a> = dyn FnMut(&'static str, Value) + 'a;
 /// The item that is being made.
 #[derive(Debug)]
 enum Open {
+    Thought { id: String, text: String },
     Message { id: String, text: String, logprobs: Vec<Value> },
     Call { id: String, call_id: String, name: String, arguments: String },
 }
 
 impl Open {
     fn item(&self, status: &str) -> Value {
+        // An item that has just begun has no parts.
+        let begins = status == "in_progress";
         match self {
+            Self::Thought { id, text } => {
+                let content = if begins { Vec::new() } else { vec![part_of(THOUGHT, text)] };
+                json!({ "id": id, "type": "reasoning", "summary": [], "status": status, "content": content })
+            }
             Self::Message { id, text, logprobs } => {
-                // An item that has just begun has no parts.
-                let begins = status == "in_progress";
                 let content = if begins { Vec::new() } else { vec![part(text, logprobs)] };
                 json!({ "id": id, "type": "message", "role": "assistant", "status": status, "content": content })
             }
@@ -51,6 +56,21 @@ pub(super) struct Output {
 impl Output {
     pub(super) fn items(&self) -> &[Value] {
         &self.items
+    }
+
+    /// Goes on with a thought.
+    pub(super) fn thought(&mut self, new: &str, tell: &mut Tell<'_>) {
+        if !matches!(self.open, Some(Open::Thought { .. })) {
+            self.close("completed", tell);
+            self.open(Open::Thought { id: new_id("rs"), text: String::new() }, tell);
+        }
+        let at = self.items.len();
+        let Some(Open::Thought { id, text }) = &mut self.open else { return };
+        text.push_str(new);
+        tell(
+            "response.reasoning_text.delta",
+            json!({ "item_id": id, "output_index": at, "content_index": 0, "delta": new }),
+        );
     }
 
     /// Goes on with text.
@@ -100,8 +120,12 @@ impl Output {
     fn open(&mut self, open: Open, tell: &mut Tell<'_>) {
         let at = self.items.len();
         tell("response.output_item.added", json!({ "output_index": at, "item": open.item("in_progress") }));
-        if let Open::Message { id, .. } = &open {
-            let part = part("", &[]);
+        let first = match &open {
+            Open::Thought { id, .. } => Some((id, part_of(THOUGHT, ""))),
+            Open::Message { id, .. } => Some((id, part("", &[]))),
+            Open::Call { .. } => None,
+        };
+        if let Some((id, part)) = first {
             tell(
                 "response.content_part.added",
                 json!({ "item_id": id, "output_index": at, "content_index": 0, "part": part }),
@@ -113,13 +137,21 @@ impl Output {
     fn close(&mut self, status: &str, tell: &mut Tell<'_>) {
         let at = self.items.len();
         let Some(open) = self.open.take() else { return };
+        let place = |id: &str| json!({ "item_id": id, "output_index": at, "content_index": 0 });
         match &open {
+            Open::Thought { id, text } => {
+                let mut done = place(id);
+                done["text"] = text.as_str().into();
+                tell("response.reasoning_text.done", done);
+                let mut done = place(id);
+                done["part"] = part_of(THOUGHT, text);
+                tell("response.content_part.done", done);
+            }
             Open::Message { id, text, logprobs } => {
-                let place = json!({ "item_id": id, "output_index": at, "content_index": 0 });
-                let mut done = place.clone();
+                let mut done = place(id);
                 (done["text"], done["logprobs"]) = (text.as_str().into(), logprobs.as_slice().into());
                 tell("response.output_text.done", done);
-                let mut done = place;
+                let mut done = place(id);
                 done["part"] = part(text, logprobs);
                 tell("response.content_part.done", done);
             }

@@ -10,6 +10,7 @@ use super::{
         delivery::{Delivery, StreamOptions, StreamUsage},
         fields::{Fields, wrong},
         params::{self, Limits, MAX_LOGPROBS, Params},
+        reasoning::effort::{self, Effort},
         structured::{self, Structure},
         target::Wanted,
         tools::asked::{self, FLAT, Tools},
@@ -35,6 +36,8 @@ pub struct Asked {
     pub parallel_tool_calls: bool,
     /// What it goes on from.
     pub previous_response_id: Option<String>,
+    /// How much the model is to think, as asked.
+    pub reasoning: Value,
     /// Whether it is kept.
     pub store: bool,
     /// As it is used.
@@ -64,6 +67,7 @@ pub struct Body {
     params: Params,
     logprobs: Option<u32>,
     tools: Option<Tools>,
+    effort: Option<Effort>,
     items: Vec<Item>,
 }
 
@@ -78,6 +82,7 @@ impl Body {
         let metadata = metadata(&mut fields)?;
         fields.labels()?;
         let (structure, text) = text(&mut fields)?;
+        let (effort, reasoning) = reasoning(&mut fields)?;
         let max_tokens = fields.count("max_output_tokens", 1..=u32::MAX)?;
         let delivery = delivery(&mut fields)?;
         let options =
@@ -95,6 +100,7 @@ impl Body {
             metadata,
             parallel_tool_calls,
             previous_response_id: fields.text("previous_response_id")?,
+            reasoning,
             store: fields.flag("store", true)?,
             temperature: params.sampling.temperature,
             top_p: params.sampling.top_p,
@@ -106,7 +112,7 @@ impl Body {
             background: false,
         };
         fields.finish()?;
-        Ok(Self { asked, wanted, params, logprobs, tools, items })
+        Ok(Self { asked, wanted, params, logprobs, tools, effort, items })
     }
 
     /// Puts what `entry` answered, and its answer, in front.
@@ -123,11 +129,11 @@ impl Body {
 
     /// The conversation, what the response repeats, and all that it answers.
     pub(super) fn conversation(self) -> Result<(Conversation, Asked, Vec<Value>), ApiError> {
-        let Self { asked, wanted, params, logprobs, tools, items } = self;
+        let Self { asked, wanted, params, logprobs, tools, effort, items } = self;
         let messages = items::messages(asked.instructions.as_deref(), &items);
         let showing = Showing::default();
         let conversation =
-            Conversation { wanted, params, logprobs, messages, tools, showing, field: "input" };
+            Conversation { wanted, params, logprobs, messages, tools, showing, effort, field: "input" };
         Ok((conversation, asked, items.into_iter().map(|item| item.value).collect()))
     }
 }
@@ -164,6 +170,26 @@ fn text(fields: &mut Fields) -> Result<(Option<Structure>, Value), ApiError> {
     Ok((structure, json!({ "format": format })))
 }
 
+/// How much the model is to think, and how a response tells it. Thoughts are told as they are, which is what `auto` asks for.
+fn reasoning(fields: &mut Fields) -> Result<(Option<Effort>, Value), ApiError> {
+    const NAME: &str = "reasoning";
+    let Some(value) = fields.take(NAME) else {
+        return Ok((None, json!({ "effort": null, "summary": null })));
+    };
+    let mut inside = Fields::of(value, NAME)?;
+    let within = |error: ApiError| error.within(NAME);
+    let asked = inside.peek("effort").cloned();
+    let effort = effort::read(&mut inside, "effort").map_err(within)?;
+    let effort = effort.map(|effort| effort.at("reasoning.effort"));
+    let summary = inside.text("summary").map_err(within)?;
+    if summary.as_deref().is_some_and(|summary| summary != "auto") {
+        let message = "thoughts are told as they are, and in no summary; send 'auto', or leave it out";
+        return Err(ApiError::bad_request("unsupported_parameter", message).of("reasoning.summary"));
+    }
+    inside.finish().map_err(within)?;
+    Ok((effort, json!({ "effort": asked, "summary": summary })))
+}
+
 fn delivery(fields: &mut Fields) -> Result<Delivery, ApiError> {
     let stream = fields.flag("stream", false)?;
     if let Some(options) = fields.take("stream_options") {
@@ -184,7 +210,7 @@ fn logprobs(fields: &mut Fields) -> Result<Option<u32>, ApiError> {
     for item in fields.array("include")?.unwrap_or_default() {
         match item.as_str() {
             Some(LOGPROBS) => wanted = true,
-            // No model here tells of reasoning apart from its text: there is nothing to include.
+            // Thoughts are told as they are: nothing is kept secret.
             Some("reasoning.encrypted_content") => {}
             _ => {
                 let message = format!("'include' may hold '{LOGPROBS}'; nothing else can be included here");

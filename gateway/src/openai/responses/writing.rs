@@ -51,7 +51,11 @@ impl Writing {
         } else {
             Vec::new()
         };
-        if !piece.text.is_empty() || !scores.is_empty() {
+        if !piece.thought.is_empty() {
+            self.output.thought(&piece.thought, tell);
+        }
+        // Only text has scores here.
+        if !piece.text.is_empty() || !(scores.is_empty() || piece.thinks) {
             self.output.text(&piece.text, scores, tell);
         }
         for part in piece.calls {

@@ -2,6 +2,8 @@
 
 use settings::ToolCallParser;
 
+use super::tagged::OPENING;
+
 /// How calls are written. Each is told from text by its beginning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
@@ -77,6 +79,12 @@ impl Format {
         }
     }
 
+    /// What begins a call behind its announcement, where models forget that at times.
+    #[must_use]
+    pub fn opening(self) -> Option<&'static str> {
+        (self == Self::Qwen3Coder).then_some(OPENING)
+    }
+
     /// Names of tokens that are part of how calls are written, and to be read where others are no text.
     #[must_use]
     pub fn words(self) -> &'static [&'static str] {
@@ -93,8 +101,14 @@ impl Format {
 /// Whether a chat template shows its model any tools: without that it would never hear of them.
 #[must_use]
 pub fn shows_tools(template: &str) -> bool {
+    has_word(template, "tools")
+}
+
+/// Whether a chat template has a word, and not as a part of another one.
+#[must_use]
+pub fn has_word(template: &str, word: &str) -> bool {
     let is_word = |c: char| c.is_alphanumeric() || c == '_';
-    template.match_indices("tools").any(|(at, word)| {
+    template.match_indices(word).any(|(at, word)| {
         let (before, behind) = (&template[..at], &template[at + word.len()..]);
         !before.ends_with(is_word) && !behind.starts_with(is_word)
     })

@@ -128,6 +128,13 @@ fn behind_announcement(format: Format, calls: Calls) -> String {
     format!("{} call {more} {}", bracket(open), bracket(close))
 }
 
+/// What `text` matches, without what has `word` in it.
+fn without(text: &str, word: Option<&str>) -> String {
+    let Some(word) = word else { return text.to_owned() };
+    let word = word.replace('|', r"\|").replace('/', r"\/");
+    format!("{text} & ~/(?s:.*){word}(?s:.*)/")
+}
+
 struct Rules {
     format: Format,
     source: String,
@@ -154,7 +161,7 @@ impl Rules {
             Format::Hermes | Format::Mistral | Format::Granite | Format::Qwen3Coder
                 if announcement.is_token =>
             {
-                self.add("TEXT", r"/(?s:.+)/");
+                self.add("TEXT", &without("/(?s:.+)/", self.format.opening()));
                 format!("TEXT? (calls TEXT?){many}")
             }
             Format::Mistral => {
@@ -164,9 +171,9 @@ impl Rules {
             format @ (Format::Hermes | Format::Granite | Format::Qwen3Coder) => {
                 let word = format.announcement().unwrap_or_default();
                 // Up to the announcement, and with it; and what has none in it.
-                self.add(&format!("announced[suffix={}]", lark_string(word)), r"/(?s:.*)/");
-                let word = word.replace('|', r"\|");
-                self.add("TEXT", &format!("/(?s:.*)/ & ~/(?s:.*){word}(?s:.*)/"));
+                let text = without("/(?s:.*)/", format.opening());
+                self.add(&format!("announced[suffix={}]", lark_string(word)), &text);
+                self.add("TEXT", &without(&text, Some(word)));
                 format!("(announced {}){many} TEXT", behind_announcement(format, calls))
             }
         }

@@ -87,6 +87,8 @@ pub struct Scanner {
     in_list: bool,
     /// The object is a call's arguments alone: its name stood before it.
     is_bare: bool,
+    /// Calls of this format are announced, and the one under way is not.
+    is_unannounced: bool,
 }
 
 impl Scanner {
@@ -103,6 +105,7 @@ impl Scanner {
             told: false,
             in_list: false,
             is_bare: false,
+            is_unannounced: false,
             is_blank: true,
         }
     }
@@ -158,7 +161,7 @@ impl Scanner {
     /// What was held back is text after all.
     fn give_up(&mut self, state: State, found: &mut Found) {
         found.content.push_str(&std::mem::take(&mut self.held));
-        (self.state, self.told, self.in_list) = (state, false, false);
+        (self.state, self.told, self.in_list, self.is_unannounced) = (state, false, false, false);
     }
 
     fn in_text(&mut self, found: &mut Found) {
@@ -170,17 +173,23 @@ impl Scanner {
             }
             return;
         };
-        if self.held.ends_with(announcement) {
-            let text = self.held.len() - announcement.len();
+        let opening = self.format.opening().unwrap_or(announcement);
+        let begun = [announcement, opening].into_iter().find(|word| self.held.ends_with(word));
+        if let Some(begun) = begun {
+            let text = self.held.len() - begun.len();
             let before = self.held[..text].trim_end().len();
             found.content.push_str(&self.held[..before]);
             // What is held of text goes with it; the announcement stays until it has come true.
             self.held.drain(..before);
-            self.state = State::Between;
+            self.is_unannounced = begun != announcement;
+            self.state = match self.is_unannounced {
+                true => State::Tagged(TaggedScanner::default()),
+                false => State::Between,
+            };
             return;
         }
         // White space is held as long as a call may follow it.
-        let kept = beginning_of(announcement, &self.held);
+        let kept = beginning_of(announcement, &self.held).max(beginning_of(opening, &self.held));
         let text = self.held.len() - kept;
         let said = if text > MAX_HELD_SPACE { text } else { self.held[..text].trim_end().len() };
         found.content.push_str(&self.held[..said]);
@@ -313,9 +322,9 @@ impl Scanner {
         }
     }
 
-    /// Of formats that announce calls any name is one: a model that calls what there is not is told so by its caller.
+    /// Of what is announced as a call any name is one: a model that calls what there is not is told so by its caller.
     fn is_known(&self, name: Option<&str>) -> bool {
-        let is_announced = !matches!(self.format, Format::Llama3 | Format::Pythonic);
+        let is_announced = !matches!(self.format, Format::Llama3 | Format::Pythonic) && !self.is_unannounced;
         is_announced || name.is_some_and(|name| self.functions.iter().any(|known| known.name == name))
     }
 
@@ -335,7 +344,9 @@ impl Scanner {
         let progress = scanner.push(c, &self.functions);
         match self.tell(scanner.take(), progress, found) {
             Progress::Open => self.state = State::Tagged(scanner),
-            Progress::Whole => (self.told, self.state) = (false, State::Between),
+            Progress::Whole => {
+                (self.told, self.is_unannounced, self.state) = (false, false, State::Between);
+            }
             Progress::Broken => self.give_up(State::Text, found),
         }
     }

@@ -48,6 +48,7 @@ struct Stats {
 
 /// An answer, as far as it came.
 struct Answer {
+    thought: String,
     text: String,
     stats: Stats,
     ending: Ending,
@@ -210,14 +211,16 @@ impl Conversation {
     fn hear(&self, client: &Client, body: &Value, answering: &Answering<'_>) -> Result<Answer, ClientError> {
         let start = Instant::now();
         let mut stats = Stats { first_token: Duration::ZERO, total: Duration::ZERO, usage: None };
-        let (mut text, mut screen) = (String::new(), Screen::new(self.terminal));
+        let (mut thought, mut text) = (String::new(), String::new());
+        let mut screen = Screen::new(self.terminal);
         let mut listen = || {
             for piece in client.stream("/v1/chat/completions", body)? {
                 let piece = piece?;
-                if text.is_empty() && !piece.text.is_empty() {
+                if thought.len() + text.len() == 0 && piece.thought.len() + piece.text.len() > 0 {
                     stats.first_token = start.elapsed();
                 }
                 screen.show(&piece);
+                thought.push_str(&piece.thought);
                 text.push_str(&piece.text);
                 stats.usage = piece.usage.or(stats.usage);
             }
@@ -232,7 +235,7 @@ impl Conversation {
             Err(error) => return Err(error),
         };
         stats.total = start.elapsed();
-        Ok(Answer { text, stats, ending })
+        Ok(Answer { thought, text, stats, ending })
     }
 
     fn body(&self, message: &Value) -> Value {
@@ -253,14 +256,18 @@ impl Conversation {
     }
 
     fn finish(&mut self, question: Value, answer: Answer) -> Ending {
-        let Answer { text, stats, ending } = answer;
+        let Answer { thought, text, stats, ending } = answer;
         match self.terminal.format {
             Format::Human => self.terminal.print(""),
             Format::Json => {
                 let usage = stats.usage.map(|usage| {
                     json!({"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens})
                 });
-                self.terminal.print(json!({"model": self.model, "content": text, "usage": usage}));
+                let mut told = json!({"model": self.model, "content": text, "usage": usage});
+                if !thought.is_empty() {
+                    told["reasoning_content"] = thought.into();
+                }
+                self.terminal.print(told);
             }
         }
         if ending == Ending::Complete || !text.is_empty() {

@@ -76,12 +76,15 @@ pub(super) struct Drawing<W> {
     /// What may come next.
     provisional: String,
     is_dimmed: bool,
+    /// Nothing was said yet but thoughts.
+    thinks: bool,
 }
 
 impl<W: Write> Drawing<W> {
     fn new(out: W, columns_now: fn() -> Option<usize>) -> Self {
         let columns = columns_now();
-        Self { out, columns_now, columns, column: Some(0), provisional: String::new(), is_dimmed: false }
+        let (column, provisional) = (Some(0), String::new());
+        Self { out, columns_now, columns, column, provisional, is_dimmed: false, thinks: false }
     }
 
     fn show(&mut self, piece: &Piece) -> io::Result<()> {
@@ -95,9 +98,23 @@ impl<W: Write> Drawing<W> {
             self.provisional.clear();
         }
         self.provisional.push_str(&piece.provisional);
+        self.think(&piece.thought)?;
         let text = printable(&piece.text);
+        let text = if self.thinks && !text.is_empty() { format!("\n\n{text}") } else { text };
+        self.thinks &= text.is_empty();
         text.chars().for_each(|c| self.advance(c));
         self.write(&text)
+    }
+
+    /// What is thought stands dimmed before what is said.
+    fn think(&mut self, thought: &str) -> io::Result<()> {
+        let thought = printable(thought);
+        if thought.is_empty() {
+            return Ok(());
+        }
+        self.thinks = true;
+        thought.chars().for_each(|c| self.advance(c));
+        self.write(&format!("\u{1b}[2m{thought}\u{1b}[0m"))
     }
 
     fn end(&mut self) -> io::Result<()> {
@@ -207,6 +224,14 @@ mod tests {
             (terminal.screen().contents(), dimmed(&terminal)),
             ("The quick brown\ndog".into(), "".into())
         );
+    }
+
+    #[test]
+    fn what_is_thought_stands_dimmed_before_what_is_said() {
+        let thought = |text: &str| Piece { thought: text.to_owned(), ..Piece::default() };
+        let terminal = after(&[thought("hm, "), thought("so\n"), said("Yes."), said(" No")]);
+        assert_eq!(terminal.screen().contents(), "hm, so\n\n\nYes. No");
+        assert_eq!((dimmed(&terminal).as_str(), terminal.screen().cursor_position()), ("hm, so", (3, 7)));
     }
 
     #[test]

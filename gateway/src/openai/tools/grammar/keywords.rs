@@ -6,7 +6,7 @@ use text::grammar::{lark_json, lark_string};
 
 use super::{
     super::{asked::Tool, format::Format, kinds::Kinds},
-    CallsError, Rules,
+    CallsError, Rules, without,
 };
 
 /// What a schema of arguments may say.
@@ -121,6 +121,10 @@ impl Rules {
             return Err(refused(if said.contains_key("enum") { "enum" } else { "type" }));
         }
         let choices = said.get("enum").and_then(Value::as_array).cloned();
+        let is_end = |choice: &Value| choice.as_str().is_some_and(|text| text.contains(END_OF_VALUE.trim()));
+        if choices.iter().flatten().chain(said.get("const")).any(is_end) {
+            return Err(refused(if choices.is_some() { "enum" } else { "const" }));
+        }
         if let Some(choices) = choices.or_else(|| said.get("const").map(|only| vec![only.clone()])) {
             let written = |choice: &Value| lark_string(choice.as_str().unwrap_or("null"));
             let mut choices: Vec<String> = choices.iter().map(written).collect();
@@ -138,9 +142,10 @@ impl Rules {
         Ok(())
     }
 
-    /// A text in no quotes, up to what ends it and with that.
+    /// A text in no quotes, up to what ends it and with that; the tag alone, which whoever reads it takes for the end, is not in it.
     fn text(&mut self, rule: &str, text: &str) {
-        self.add(&format!("{rule}[suffix={}]", lark_string(END_OF_VALUE)), text);
+        let text = without(text, Some(END_OF_VALUE.trim()));
+        self.add(&format!("{rule}[suffix={}]", lark_string(END_OF_VALUE)), &text);
     }
 }
 

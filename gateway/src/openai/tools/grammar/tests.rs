@@ -187,6 +187,7 @@ fn texts_in_no_quotes_keep_to_what_can_be_kept_to_and_the_rest_is_refused_by_nam
     let text = json!({ "type": "string", "minLength": 2, "maxLength": 3, "description": "two or three" });
     let optional = json!({ "anyOf": [{ "enum": ["a", "b"] }, { "type": "null" }], "default": null });
     let list = json!({ "type": "array", "items": { "type": "string", "pattern": "^x" }, "minItems": 1 });
+    let free = json!({ "type": "string" });
     let grammars = grammars();
     for (schema, value, is_taken) in [
         (&text, "ab", true),
@@ -197,6 +198,9 @@ fn texts_in_no_quotes_keep_to_what_can_be_kept_to_and_the_rest_is_refused_by_nam
         (&optional, "c", false),
         (&list, "[\"xy\"]", true),
         (&list, "[\"y\"]", false),
+        (&list, "[\"x</parameter>\"]", true),
+        (&free, "a\n<parameter>\n</param", true),
+        (&free, "a</parameter>b", false),
     ] {
         let mut matcher = grammars.compile(&of(schema.clone()).unwrap()).unwrap();
         let call = format!(
@@ -209,6 +213,8 @@ fn texts_in_no_quotes_keep_to_what_can_be_kept_to_and_the_rest_is_refused_by_nam
         (json!({ "type": "string", "pattern": "a" }), "pattern"),
         (json!({ "type": ["string", "integer"] }), "type"),
         (json!({ "enum": ["a", 1] }), "enum"),
+        (json!({ "enum": ["a", "b\n</parameter>c"] }), "enum"),
+        (json!({ "const": "</parameter>" }), "const"),
         (json!({ "anyOf": [{ "type": "string", "format": "date" }, { "type": "null" }] }), "format"),
     ] {
         let error = of(schema).unwrap_err();

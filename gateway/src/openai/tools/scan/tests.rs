@@ -84,6 +84,14 @@ const CASES: &[Case] = &[
     ),
     (Format::Qwen3Coder, "<tool_call>{\"name\": \"f\"}</tool_call>", "", &[("f", "{}")]),
     (Format::Qwen3Coder, "a <tool_call> <functions", "a <tool_call> <functions", &[]),
+    (Format::Qwen3Coder, "I look.\n<function=f>\n</function>\n</tool_call>", "I look.", &[("f", "{}")]),
+    (
+        Format::Qwen3Coder,
+        "<function=f><parameter=a>1</parameter></function><function=g></function>",
+        "",
+        &[("f", "{\"a\": 1}"), ("g", "{}")],
+    ),
+    (Format::Qwen3Coder, "Write <function=x> there, <func", "Write <function=x> there, <func", &[]),
     (Format::Qwen3Coder, "<tool_call>\n<function=f>\n<parameter=a>\n1", "", &[("f", "")]),
     (
         Format::Pythonic,

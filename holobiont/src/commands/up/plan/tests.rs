@@ -148,7 +148,7 @@ fn every_setting_reaches_its_process() {
     let file = r#"
         model = { context_length = 7, weight_bytes = "1 MiB", random_weights = 25 }
         executor = { device = "cuda:1", cores = "0-1", precision = "int15", kv_bytes = "1 KiB", kv_dtype = "f16", adapter_bytes = 2, adapter_dtype = "bf16", device_adapter_bytes = "3 KiB", cold_start = "on-demand", link_gbps = 2.5, max_running = 3, max_waiting = 4, max_waiting_tokens = 25, chunk_tokens = 5 }
-        gateway = { listen = "127.0.0.1:6", adapter_root = "/r", api_key_file = "/k", max_body_bytes = "2 KiB", max_sequences = 10, target_delay_ms = 26, delay_interval_ms = 27, flood_share = 0.5, threads = 8, insecure = true, requests_per_min_per_key = 11, requests_per_min_per_adapter = 12, max_connections = 13, header_timeout_ms = 14, body_timeout_ms = 15, stall_timeout_ms = 16, cors_origins = "http://a,http://b", vllm_metrics = true, routing = "most-idle", tool_call_parser = "hermes", max_adapter_labels = 17, max_adapters = 18, max_adapter_file_bytes = "1 KiB", silence_ms = 19, executor_ca = "/eca", executor_cert = "/ec", executor_cert_key = "/eck", otlp_endpoint = "http://o" }
+        gateway = { listen = "127.0.0.1:6", adapter_root = "/r", api_key_file = "/k", max_body_bytes = "2 KiB", max_sequences = 10, target_delay_ms = 26, delay_interval_ms = 27, flood_share = 0.5, threads = 8, insecure = true, requests_per_min_per_key = 11, requests_per_min_per_adapter = 12, max_connections = 13, header_timeout_ms = 14, body_timeout_ms = 15, stall_timeout_ms = 16, cors_origins = "http://a,http://b", vllm_metrics = true, routing = "most-idle", tool_call_parser = "hermes", reasoning_parser = "think", max_adapter_labels = 17, max_adapters = 18, max_adapter_file_bytes = "1 KiB", silence_ms = 19, executor_ca = "/eca", executor_cert = "/ec", executor_cert_key = "/eck", otlp_endpoint = "http://o" }
         training = { tenant_jobs = 28, checkpoint_steps = 32, max_training_file_bytes = "3 KiB", tenant_training_bytes = "4 KiB", tenant_state_bytes = "5 KiB" }
         memory = { device = "4 KiB", host = "1 KiB", disk = "2 KiB", directory = "/h", policy = "lru", tau_ms = 29, process = "1/2" }
         speculation = { draft = "ngram", draft_tokens = 30, draft_bytes = "2 KiB" }
@@ -183,7 +183,7 @@ fn every_setting_reaches_its_process() {
         --api-key-file /k --max-body-bytes 2048 --max-sequences 10 --target-delay-ms 26 --delay-interval-ms 27 --flood-share 0.5 --threads 8 --insecure --requests-per-min-per-key 11 \
         --requests-per-min-per-adapter 12 --max-connections 13 --header-timeout-ms 14 --body-timeout-ms 15 --stall-timeout-ms 16 \
         --cors-origins http://a,http://b --vllm-metrics --max-adapter-labels 17 --max-adapters 18 --max-adapter-file-bytes 1024 \
-        --silence-ms 19 --executor-ca /eca --executor-cert /ec --executor-cert-key /eck --routing most-idle --tool-call-parser hermes --otlp-endpoint http://o --tenant-jobs 28 --checkpoint-steps 32 --max-training-file-bytes 3072 --tenant-training-bytes 4096 \
+        --silence-ms 19 --executor-ca /eca --executor-cert /ec --executor-cert-key /eck --routing most-idle --tool-call-parser hermes --reasoning-parser think --otlp-endpoint http://o --tenant-jobs 28 --checkpoint-steps 32 --max-training-file-bytes 3072 --tenant-training-bytes 4096 \
         --tenant-state-bytes 5120";
     assert!(gateway.ends_with(expected), "{gateway}");
 }

@@ -1,0 +1,158 @@
+//! How much a model is to think before it answers, as far as its chat template lets that be said.
+
+use serde_json::{Map, Value};
+
+use super::Tags;
+use crate::{
+    errors::ApiError,
+    openai::{
+        fields::{Fields, wrong},
+        tools::format::has_word,
+    },
+};
+
+/// What OpenAI's clients may ask for.
+const LEVELS: [&str; 6] = ["none", "minimal", "low", "medium", "high", "xhigh"];
+/// Switches of templates: of Qwen 3, SmolLM 3 and GLM, and of Granite and DeepSeek V3.1.
+const SWITCHES: [&str; 2] = ["enable_thinking", "thinking"];
+/// Where a template takes a level.
+const LEVEL: &str = "reasoning_effort";
+
+/// What is asked for, and where.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Effort {
+    field: &'static str,
+    level: Level,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Level {
+    Off,
+    /// As much as the model does by itself.
+    On,
+    Some(String),
+}
+
+/// Reads the level in `field`.
+///
+/// # Errors
+/// There is no such level.
+pub fn read(fields: &mut Fields, field: &'static str) -> Result<Option<Effort>, ApiError> {
+    fields.take(field).map(|value| level(&value, field)).transpose()
+}
+
+/// The same of Ollama's routes, where it is a switch or a level.
+///
+/// # Errors
+/// There is no such level.
+pub fn read_switch(fields: &mut Fields, field: &'static str) -> Result<Option<Effort>, ApiError> {
+    let read = |value| match value {
+        Value::Bool(on) => Ok(Effort { field, level: if on { Level::On } else { Level::Off } }),
+        other => level(&other, field),
+    };
+    fields.take(field).map(read).transpose()
+}
+
+fn level(value: &Value, field: &'static str) -> Result<Effort, ApiError> {
+    let name = value.as_str().filter(|name| LEVELS.contains(name));
+    let name = name.ok_or_else(|| wrong(field, &format!("one of {}", LEVELS.join(", ")), value))?;
+    let level = if name == "none" { Level::Off } else { Level::Some(name.to_owned()) };
+    Ok(Effort { field, level })
+}
+
+impl Effort {
+    /// The same, in the field that is called so from outside.
+    #[must_use]
+    pub fn at(self, field: &'static str) -> Self {
+        Self { field, ..self }
+    }
+
+    /// Says it to a chat template by those of its `variables` that are not set yet. A model of which a template knows how it thinks,
+    /// and not how much, thinks as it does; and one that does not think need not be told not to.
+    ///
+    /// # Errors
+    /// The model does not think.
+    pub fn say(
+        &self,
+        template: Option<&str>,
+        tags: Option<Tags>,
+        variables: &mut Map<String, Value>,
+    ) -> Result<(), ApiError> {
+        let template = template.unwrap_or_default();
+        let is_on = self.level != Level::Off;
+        let switches = SWITCHES.into_iter().filter(|name| has_word(template, name));
+        let mut said: Vec<(&str, Value)> = switches.map(|name| (name, is_on.into())).collect();
+        let takes_level = has_word(template, LEVEL);
+        if takes_level {
+            match &self.level {
+                Level::Off => said.push((LEVEL, "none".into())),
+                Level::On => {}
+                Level::Some(name) => said.push((LEVEL, name.as_str().into())),
+            }
+        }
+        if is_on && said.is_empty() && !takes_level && tags.is_none() {
+            let message = format!(
+                "'{}' is not supported here: this model's chat template knows of no thoughts; leave it out",
+                self.field
+            );
+            return Err(ApiError::bad_request("unsupported_parameter", message).of(self.field));
+        }
+        for (name, value) in said {
+            variables.entry(name).or_insert(value);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    const QWEN: &str =
+        "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>{% endif %}";
+
+    fn said(value: &Value, template: &str) -> Result<Value, ApiError> {
+        let mut fields = Fields::of(json!({ "think": value }), "the body")?;
+        let effort = read_switch(&mut fields, "think")?.unwrap();
+        let tags = Tags::of(settings::ReasoningParser::Auto, Some(template));
+        let mut variables = Map::new();
+        effort.say(Some(template), tags, &mut variables)?;
+        Ok(variables.into())
+    }
+
+    #[test]
+    fn a_template_is_told_what_it_asks_for() {
+        for (value, template, told) in [
+            (json!(true), QWEN, json!({ "enable_thinking": true })),
+            (json!(false), QWEN, json!({ "enable_thinking": false })),
+            (json!("none"), QWEN, json!({ "enable_thinking": false })),
+            (json!("high"), QWEN, json!({ "enable_thinking": true })),
+            (json!("high"), "{{ reasoning_effort }}", json!({ "reasoning_effort": "high" })),
+            (json!(true), "{{ reasoning_effort }}", json!({})),
+            (json!(false), "{{ reasoning_effort }}", json!({ "reasoning_effort": "none" })),
+            (json!("low"), "{{ c.split('</think>') }}", json!({})),
+            (json!(false), "{{ messages }}", json!({})),
+        ] {
+            assert_eq!(said(&value, template).unwrap(), told, "{value} {template}");
+        }
+    }
+
+    #[test]
+    fn what_a_caller_says_to_the_template_itself_stays() {
+        let mut fields = Fields::of(json!({ "reasoning_effort": "none" }), "the body").unwrap();
+        let effort = read(&mut fields, "reasoning_effort").unwrap().unwrap();
+        let mut variables = Map::from_iter([("enable_thinking".to_owned(), json!(true))]);
+        effort.say(Some(QWEN), None, &mut variables).unwrap();
+        assert_eq!(variables["enable_thinking"], true);
+    }
+
+    #[test]
+    fn thoughts_of_a_model_that_has_none_and_levels_that_are_none_are_refused() {
+        for (value, template) in [(json!(true), "{{ messages }}"), (json!("very"), QWEN), (json!(3), QWEN)] {
+            let error = format!("{:?}", said(&value, template).unwrap_err());
+            assert!(error.contains("param: Some(\"think\")"), "{value}: {error}");
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! Thoughts out of an answer's text, as it comes.
+//!
+//! However the text is cut into pieces, what is found is the same: what may be the beginning of a tag is held back until that is
+//! decided. White space beside tags belongs to nobody. Only what an answer begins with is a thought; tags further on are text.
+
+use super::Tags;
+
+/// What came of a piece of text.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Told {
+    /// More of the thought.
+    pub thought: String,
+    /// More of the answer.
+    pub answer: String,
+}
+
+impl Told {
+    /// Goes on with more.
+    pub fn append(&mut self, more: &Self) {
+        self.thought.push_str(&more.thought);
+        self.answer.push_str(&more.answer);
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// A thought may begin.
+    Before,
+    /// In a thought of which nothing is told yet.
+    Silent,
+    /// In a thought.
+    Within,
+    /// Behind a thought, before the first character of the answer.
+    Behind,
+    /// In the answer.
+    Answer,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Scanner {
+    tags: Tags,
+    state: State,
+    /// White space, of which what follows it decides whose it is.
+    space: String,
+    /// Behind it, what may be the beginning of a tag.
+    tag: String,
+}
+
+impl Scanner {
+    /// One before the first character of an answer, which is that of a thought or not.
+    #[must_use]
+    pub fn new(tags: Tags, is_within: bool) -> Self {
+        let state = if is_within { State::Silent } else { State::Before };
+        Self { tags, state, space: String::new(), tag: String::new() }
+    }
+
+    /// Whether what came last was no part of the answer.
+    #[must_use]
+    pub fn thinks(&self) -> bool {
+        self.state != State::Answer
+    }
+
+    /// Whether there is a thought, and it is not over.
+    #[must_use]
+    pub fn is_within(&self) -> bool {
+        matches!(self.state, State::Silent | State::Within)
+    }
+
+    /// Takes the next text.
+    pub fn push(&mut self, text: &str) -> Told {
+        let mut told = Told::default();
+        text.chars().for_each(|c| self.take(c, &mut told));
+        told
+    }
+
+    /// The answer has ended: what may have been a tag is none.
+    pub fn finish(&mut self) -> Told {
+        let mut told = Told::default();
+        if self.is_within() {
+            while !self.tag.is_empty() {
+                let c = self.tag.remove(0);
+                self.think(c, &mut told);
+            }
+        } else {
+            self.say(&mut told);
+        }
+        self.state = State::Answer;
+        told
+    }
+
+    fn take(&mut self, c: char, told: &mut Told) {
+        match self.state {
+            State::Before if c.is_whitespace() && self.tag.is_empty() => self.space.push(c),
+            State::Before => {
+                self.tag.push(c);
+                if self.tag == self.tags.open {
+                    self.enter(State::Silent);
+                } else if !self.tags.open.starts_with(&self.tag) {
+                    self.say(told);
+                    self.state = State::Answer;
+                }
+            }
+            State::Silent | State::Within => {
+                self.tag.push(c);
+                if self.tag == self.tags.close {
+                    return self.enter(State::Behind);
+                }
+                while !self.tags.close.starts_with(&self.tag) {
+                    let c = self.tag.remove(0);
+                    self.think(c, told);
+                }
+            }
+            State::Behind if c.is_whitespace() => {}
+            State::Behind | State::Answer => {
+                self.state = State::Answer;
+                told.answer.push(c);
+            }
+        }
+    }
+
+    /// Goes on behind a tag: white space beside it is nobody's.
+    fn enter(&mut self, state: State) {
+        self.state = state;
+        self.space.clear();
+        self.tag.clear();
+    }
+
+    /// A character of the thought; of white space at its beginning and its end there is none.
+    fn think(&mut self, c: char, told: &mut Told) {
+        if !c.is_whitespace() {
+            self.state = State::Within;
+            told.thought.push_str(&self.space);
+            told.thought.push(c);
+            self.space.clear();
+        } else if self.state == State::Within {
+            self.space.push(c);
+        }
+    }
+
+    /// What was held back is text of the answer.
+    fn say(&mut self, told: &mut Told) {
+        told.answer.push_str(&std::mem::take(&mut self.space));
+        told.answer.push_str(&std::mem::take(&mut self.tag));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::{super::THINK, *};
+
+    fn told(pieces: &[&str], is_within: bool) -> (String, String) {
+        let mut scanner = Scanner::new(THINK, is_within);
+        let mut all = Told::default();
+        pieces.iter().for_each(|piece| all.append(&scanner.push(piece)));
+        all.append(&scanner.finish());
+        (all.thought, all.answer)
+    }
+
+    #[test]
+    fn a_thought_is_what_an_answer_begins_with() {
+        for (is_within, text, thought, answer) in [
+            (false, "<think>\nhm, 2 < 3\n</think>\n\nYes.", "hm, 2 < 3", "Yes."),
+            (false, "\n<think>a</think>b <think>c</think>", "a", "b <think>c</think>"),
+            (false, "<think>\n\n</think>\n\nYes.", "", "Yes."),
+            (false, "Yes, <think>a</think>", "", "Yes, <think>a</think>"),
+            (false, " <thin air>", "", " <thin air>"),
+            (false, "<thi", "", "<thi"),
+            (false, "<think>cut off </thi", "cut off </thi", ""),
+            (false, "<think>cut off\n\n", "cut off", ""),
+            (true, "hm\n</think>\n\nYes.\n", "hm", "Yes.\n"),
+            (true, "\n  a\n\n  b </thinking> </think>", "a\n\n  b </thinking>", ""),
+            (true, "never over", "never over", ""),
+            (true, "</think>\n", "", ""),
+        ] {
+            assert_eq!(told(&[text], is_within), (thought.to_owned(), answer.to_owned()), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_told_is_told_as_soon_as_it_is_decided() {
+        let mut scanner = Scanner::new(THINK, false);
+        let mut push = |text: &str| {
+            let told = scanner.push(text);
+            (told.thought, told.answer, scanner.thinks())
+        };
+        let thought = |text: &str| (text.to_owned(), String::new(), true);
+        assert_eq!(push("<think>\n"), thought(""));
+        assert_eq!(push("I see\n"), thought("I see"));
+        assert_eq!(push("</"), thought(""));
+        assert_eq!(push("b> and"), thought("\n</b> and"));
+        assert_eq!(push("</think>\n\n"), thought(""));
+        assert_eq!(push("Yes "), (String::new(), "Yes ".to_owned(), false));
+        assert_eq!(push("<think>"), (String::new(), "<think>".to_owned(), false));
+    }
+
+    proptest! {
+        #[test]
+        fn however_a_text_is_cut_its_thought_is_the_same(
+            text in "(<think>|</think>|</th|<t|[ab]| |\n){0,12}",
+            cuts in proptest::collection::vec(0_usize..60, 0..6),
+            is_within: bool,
+        ) {
+            let mut cuts: Vec<usize> = cuts.into_iter().map(|cut| cut.min(text.len())).collect();
+            cuts.extend([0, text.len()]);
+            cuts.sort_unstable();
+            let pieces: Vec<&str> = cuts.windows(2).map(|cut| &text[cut[0]..cut[1]]).collect();
+            prop_assert_eq!(told(&pieces, is_within), told(&[&text], is_within));
+        }
+    }
+}
