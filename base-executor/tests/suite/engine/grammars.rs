@@ -4,7 +4,7 @@ use std::thread;
 
 use base_executor::grammars::Helpers;
 use serde_json::{Value, json};
-use text::grammar::{Grammar, Grammars, TokenBytes, Tokens};
+use text::grammar::{Grammar, Grammars, Tag, Thought, TokenBytes, Tokens};
 
 use super::*;
 use crate::planted::Planted;
@@ -68,13 +68,18 @@ fn answered_alone(request: &Generate) -> Answer {
     bench.answer(request.request).clone()
 }
 
-fn person() -> String {
+/// What ends a thought: it is part of many tokens.
+const CLOSE: &str = "e";
+
+/// The form of a person, behind a thought or not.
+fn person(thinks: bool) -> String {
     let ages = json!({ "type": "array", "items": { "type": "integer", "minimum": 0, "maximum": 99 }, "maxItems": 3 });
     let properties = json!({ "name": { "type": "string", "maxLength": 6 }, "ages": ages });
     let schema = json!({
         "type": "object", "properties": properties, "required": ["name", "ages"], "additionalProperties": false
     });
-    Grammar::Json(schema).source().unwrap()
+    let thought = Thought { open: None, close: Tag { name: CLOSE, token: None } };
+    Grammar::Json(schema).source_behind(thinks.then_some(thought)).unwrap()
 }
 
 /// A request that is drawn, and has to be of a form if it is an even one.
@@ -83,12 +88,17 @@ fn drawn(id: u64) -> Generate {
     one.sampling.temperature = 1.0;
     one.stop_tokens = vec![END];
     one.logprobs = Some(1);
-    one.grammar = id.is_multiple_of(2).then(person);
+    one.grammar = id.is_multiple_of(2).then(|| person(thinks(id)));
     if one.grammar.is_none() {
         // What tokens mean to the pass is not to come in answers.
         one.sampling.logit_bias = (END..VOCAB as u32).map(|token| (token, -100.0)).collect();
     }
     one
+}
+
+/// Whether a request's answer begins with a thought.
+fn thinks(id: u64) -> bool {
+    id.is_multiple_of(4)
 }
 
 fn tokens(answer: &Answer) -> Vec<u32> {
@@ -106,9 +116,10 @@ fn an_answer_of_a_form_has_the_same_tokens_alone_beside_others_drafted_and_taken
     let requests: Vec<_> = (1..=8).map(drawn).collect();
     let alone: Vec<_> = requests.iter().map(answered_alone).collect();
     for (request, answer) in requests.iter().zip(&alone).filter(|(request, _)| request.grammar.is_some()) {
-        assert_eq!(answer.finish, Some(Finish::Stop), "{}", text(answer));
-        let value: Value =
-            serde_json::from_str(&text(answer)).unwrap_or_else(|error| panic!("{request:?}: {error}"));
+        let said = text(answer);
+        assert_eq!(answer.finish, Some(Finish::Stop), "{said}");
+        let form = if thinks(request.request) { said.split_once(CLOSE).expect("it thinks").1 } else { &said };
+        let value: Value = serde_json::from_str(form).unwrap_or_else(|error| panic!("{request:?}: {error}"));
         assert!(value["name"].is_string() && value["ages"].is_array(), "{value}");
     }
     let known = requests.iter().zip(&alone).map(|(request, answer)| (request.prompt.clone(), tokens(answer)));
