@@ -166,12 +166,12 @@ fn min_tokens_keeps_the_end_back_as_long_as_the_form_lets_anything_else_be_said(
 fn a_grammar_that_cannot_be_used_ends_its_request_alone() {
     let mut bench = guided(Bench::new(ROOMY));
     bench.send(Generate { grammar: Some("no grammar".into()), ..drawn(2) });
-    let strange = Generate { generated: 3, prompt: prompt(4, 20), ..drawn(4) };
+    let strange = Generate { generated: 3, prompt: prompt(4, 20), ..drawn(10) };
     bench.send(strange);
     bench.send(drawn(6));
     finish(&mut bench);
     assert_eq!(
-        (bench.error(2), bench.error(4)),
+        (bench.error(2), bench.error(10)),
         (Some(ErrorCode::InvalidRequest), Some(ErrorCode::InvalidRequest))
     );
     assert_eq!(bench.answer(6).finish, Some(Finish::Stop));
