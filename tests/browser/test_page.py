@@ -198,9 +198,9 @@ def test_what_a_model_thinks_is_folded_and_no_part_of_what_it_said(page):
     page.answer(*stream("No, ", "<b>.", thought=("hm, ", "<i>maybe")))
     ask(page, "Hello")
     assert page.text(".thoughts summary").startswith("Thought for")
-    assert not page.texts(".thoughts .plain")
+    assert not page.texts(".thoughts div")
     page.click(".thoughts summary")
-    assert page.texts(".thoughts .plain") == ["hm, <i>maybe"]
+    assert page.texts(".thoughts div") == ["hm, <i>maybe"]
     look(page, "a-thought")
     ask(page, "And then?")
     asked = [request.post_data_json for request in page.requests if request.url.endswith(CHAT)][-1]

@@ -30,7 +30,7 @@ export class Answer {
     this.body = el('div', { class: 'text' });
     this.guess = el('span', { class: 'soft' });
     this.thinking = el('summary', {}, 'Thinking …');
-    this.thoughts = el('div', { class: 'plain' });
+    this.thoughts = el('div');
     this.thoughts.shown = new Plain(this.thoughts);
     this.aside = el('details', { class: 'thoughts', hidden: true }, this.thinking, this.thoughts);
     this.node.replaceChildren(el('h3', {}, named(this.model)), this.aside, this.body);

@@ -44,6 +44,16 @@ pub fn read(fields: &mut Fields) -> Result<Showing, ApiError> {
     Ok(Showing { variables, prompt, ..Showing::default() })
 }
 
+/// Whether a chat template has a word, and not as a part of another one.
+#[must_use]
+pub fn has_word(template: &str, word: &str) -> bool {
+    let is_word = |c: char| c.is_alphanumeric() || c == '_';
+    template.match_indices(word).any(|(at, word)| {
+        let (before, behind) = (&template[..at], &template[at + word.len()..]);
+        !before.ends_with(is_word) && !behind.starts_with(is_word)
+    })
+}
+
 fn variables(value: Value) -> Result<Map<String, Value>, ApiError> {
     const FIELD: &str = "chat_template_kwargs";
     let Value::Object(variables) = value else {

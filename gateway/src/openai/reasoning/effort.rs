@@ -7,7 +7,7 @@ use crate::{
     errors::ApiError,
     openai::{
         fields::{Fields, wrong},
-        tools::format::has_word,
+        showing::has_word,
     },
 };
 

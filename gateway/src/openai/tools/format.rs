@@ -3,6 +3,7 @@
 use settings::ToolCallParser;
 
 use super::tagged::OPENING;
+use crate::openai::showing::has_word;
 
 /// How calls are written. Each is told from text by its beginning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -102,16 +103,6 @@ impl Format {
 #[must_use]
 pub fn shows_tools(template: &str) -> bool {
     has_word(template, "tools")
-}
-
-/// Whether a chat template has a word, and not as a part of another one.
-#[must_use]
-pub fn has_word(template: &str, word: &str) -> bool {
-    let is_word = |c: char| c.is_alphanumeric() || c == '_';
-    template.match_indices(word).any(|(at, word)| {
-        let (before, behind) = (&template[..at], &template[at + word.len()..]);
-        !before.ends_with(is_word) && !behind.starts_with(is_word)
-    })
 }
 
 #[cfg(test)]

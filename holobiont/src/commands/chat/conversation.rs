@@ -216,7 +216,8 @@ impl Conversation {
         let mut listen = || {
             for piece in client.stream("/v1/chat/completions", body)? {
                 let piece = piece?;
-                if thought.len() + text.len() == 0 && piece.thought.len() + piece.text.len() > 0 {
+                let says = !piece.thought.is_empty() || !piece.text.is_empty();
+                if says && stats.first_token.is_zero() {
                     stats.first_token = start.elapsed();
                 }
                 screen.show(&piece);
