@@ -5,10 +5,7 @@ use serde_json::{Map, Value};
 use super::Tags;
 use crate::{
     errors::ApiError,
-    openai::{
-        fields::{Fields, wrong},
-        showing::has_word,
-    },
+    openai::{fields::Fields, showing::has_word},
 };
 
 /// What OpenAI's clients may ask for.
@@ -38,7 +35,7 @@ enum Level {
 /// # Errors
 /// There is no such level.
 pub fn read(fields: &mut Fields, field: &'static str) -> Result<Option<Effort>, ApiError> {
-    fields.take(field).map(|value| level(&value, field)).transpose()
+    fields.take(field).map(|value| level(&value, field, "")).transpose()
 }
 
 /// The same of Ollama's routes, where it is a switch or a level.
@@ -48,14 +45,17 @@ pub fn read(fields: &mut Fields, field: &'static str) -> Result<Option<Effort>, 
 pub fn read_switch(fields: &mut Fields, field: &'static str) -> Result<Option<Effort>, ApiError> {
     let read = |value| match value {
         Value::Bool(on) => Ok(Effort { field, level: if on { Level::On } else { Level::Off } }),
-        other => level(&other, field),
+        other => level(&other, field, "true, false, "),
     };
     fields.take(field).map(read).transpose()
 }
 
-fn level(value: &Value, field: &'static str) -> Result<Effort, ApiError> {
+/// The level that `value` names; `others` may stand in its place.
+fn level(value: &Value, field: &'static str, others: &str) -> Result<Effort, ApiError> {
     let name = value.as_str().filter(|name| LEVELS.contains(name));
-    let name = name.ok_or_else(|| wrong(field, &format!("one of {}", LEVELS.join(", ")), value))?;
+    let unknown =
+        || format!("'{field}' must be one of {others}{}; send one, or leave it out", LEVELS.join(", "));
+    let name = name.ok_or_else(|| ApiError::invalid(field, unknown()))?;
     let level = if name == "none" { Level::Off } else { Level::Some(name.to_owned()) };
     Ok(Effort { field, level })
 }
