@@ -303,6 +303,7 @@ __device__ __forceinline__ void decode(const void *qkv, void *out, unsigned kind
     using P = Parts<PADDED>;
     static_assert(sizeof(Shared<PADDED>) <= WARPS * P::STAGES * P::LOADS * LANES * 16, "one memory serves both");
     unsigned item_index = units[2 * blockIdx.x], split = units[2 * blockIdx.x + 1];
+    await_front();
     if (item_index == NONE) return;
     const Item item = load_item(items, item_index);
     if (item.first_row + item.rows > rows) return;
@@ -406,6 +407,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     attention_combine(void *out, unsigned kind, unsigned rows, unsigned heads, unsigned head_dim, unsigned padded,
                       const unsigned *items, unsigned window, const float *stats, const float *partials) {
     const Item item = load_item(items, blockIdx.x);
+    await_front();
     if (item.first_row == NONE || item.splits < 2 || item.first_row + item.rows > rows) return;
     unsigned head = blockIdx.y, split = lane_index();
     // Spans that no row of the item sees were not written.

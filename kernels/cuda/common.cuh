@@ -272,6 +272,23 @@ template <int PENDING> __device__ __forceinline__ void cp_async_wait() {
 }
 #endif
 
+// ---- Beginning before what is in front has ended ------------------------------------------------------------------
+// From capability 9.0 on, a kernel with `await_front` begins while the one in front of it in its stream still runs, as
+// soon as all blocks of that have waited themselves (`kernels/src/cuda/launch.rs`): it is there, and has read what no
+// kernel writes, when that ends.
+//
+// Until `await_front` returns, everything but the kernel in front has run: weights, factors and tables, which come by
+// copies, may be read. Afterwards that has run, too. So every thread comes, before it reads or writes anything else
+// and before it leaves; coming again costs nothing. What kernels write is not read by __ldg: it may be moved.
+
+#ifdef ON_CPU
+inline void await_front() { on_cpu::lane->has_waited = true; }
+#else
+__device__ __forceinline__ void await_front() {
+    asm volatile("griddepcontrol.wait;\n griddepcontrol.launch_dependents;" ::: "memory");
+}
+#endif
+
 // ---- Words that the host and the device both write ----------------------------------------------------------------
 // A release store makes every earlier write *of this thread* visible to a host that acquires the word; writes of other
 // threads need a barrier, and __threadfence_system() by each of them, before it.

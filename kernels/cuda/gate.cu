@@ -28,6 +28,7 @@ template <typename G, typename T> __device__ __forceinline__ void gate_mul(const
                                         unsigned long long numbers) {
     constexpr int COUNT = Pack<T>::COUNT;
     size_t at = (size_t(blockIdx.x) * THREADS + threadIdx.x) * COUNT;
+    await_front();
     if (at >= numbers) return;
     size_t row = at / width;
     const T *gates = gate_up + row * width + at; // 2 * row * width + (at - row * width)
@@ -41,6 +42,7 @@ template <typename G, typename T> __device__ __forceinline__ void gate_mul(const
 template <typename G, typename T> __device__ __forceinline__ void gate_mul_plain(const T *gate_up, T *out, unsigned width,
                                                                      unsigned long long numbers) {
     size_t at = size_t(blockIdx.x) * THREADS + threadIdx.x;
+    await_front();
     if (at >= numbers) return;
     const T *gate = gate_up + at / width * width + at;
     out[at] = from_float<T>(open<G>(to_float(gate[0]), to_float(gate[width])));

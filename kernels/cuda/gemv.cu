@@ -29,35 +29,42 @@ __device__ __forceinline__ void gemv(const Part &part, unsigned columns, const T
         rows[at / 2][at % 2] = static_cast<const T *>(part.weight) + size_t(row) * columns;
     }
     x += group * columns;
+    // A warp's turns: as many in each of its stretches as it takes.
+    constexpr unsigned HERE = 32 * HELD, TURNS = STRETCH / HERE;
+    auto begin_of = [](unsigned turn) {
+        return (turn / TURNS * WARPS + warp_index()) * STRETCH + turn % TURNS * HERE;
+    };
+    uint4 w[HELD][BANDS][2];
+    auto load = [&](unsigned from) {
+#pragma unroll
+        for (int step = 0; step < HELD; ++step)
+#pragma unroll
+            for (int at = 0; at < 2 * BANDS; ++at)
+                w[step][at / 2][at % 2] = load_eight(rows[at / 2][at % 2], from + 32 * step, columns);
+    };
+    load(begin_of(0) + mine);
+    await_front();
     float sums[BANDS][TILES][4] = {};
 #pragma unroll 1
-    for (unsigned stretch = warp_index() * STRETCH; stretch < columns; stretch += WARPS * STRETCH) {
-#pragma unroll 1
-        for (unsigned from = stretch + mine; from < stretch + STRETCH; from += 32 * HELD) {
-            uint4 w[HELD][BANDS][2];
+    for (unsigned turn = 0, from; (from = begin_of(turn)) < columns; ++turn) {
+        if (turn > 0) load(from + mine);
 #pragma unroll
-            for (int step = 0; step < HELD; ++step)
+        for (int step = 0; step < HELD; ++step) {
 #pragma unroll
-                for (int at = 0; at < 2 * BANDS; ++at)
-                    w[step][at / 2][at % 2] = load_eight(rows[at / 2][at % 2], from + 32 * step, columns);
+            for (int tile = 0; tile < TILES; ++tile) {
+                // Through the cache; zeros behind the last row of x, and behind its end.
+                unsigned k = from + mine + 32 * step;
+                uint4 b = make_uint4(0, 0, 0, 0);
+                if (tile * 8 + group < int(batch) && k < columns)
+                    b = *reinterpret_cast<const uint4 *>(x + (tile * 8 * columns + k));
+                unsigned b_first[2] = {b.x, b.y}, b_second[2] = {b.z, b.w};
 #pragma unroll
-            for (int step = 0; step < HELD; ++step) {
-#pragma unroll
-                for (int tile = 0; tile < TILES; ++tile) {
-                    // Through the cache; zeros behind the last row of x, and behind its end.
-                    unsigned k = from + 32 * step;
-                    uint4 b = make_uint4(0, 0, 0, 0);
-                    if (tile * 8 + group < int(batch) && k < columns)
-                        b = __ldg(reinterpret_cast<const uint4 *>(x + (tile * 8 * columns + k)));
-                    unsigned b_first[2] = {b.x, b.y}, b_second[2] = {b.z, b.w};
-#pragma unroll
-                    for (int band = 0; band < BANDS; ++band) {
-                        const uint4 &upper = w[step][band][0], &lower = w[step][band][1];
-                        unsigned first[4] = {upper.x, lower.x, upper.y, lower.y};
-                        unsigned second[4] = {upper.z, lower.z, upper.w, lower.w};
-                        mma_16x8x16<T>(sums[band][tile], first, b_first);
-                        mma_16x8x16<T>(sums[band][tile], second, b_second);
-                    }
+                for (int band = 0; band < BANDS; ++band) {
+                    const uint4 &upper = w[step][band][0], &lower = w[step][band][1];
+                    unsigned first[4] = {upper.x, lower.x, upper.y, lower.y};
+                    unsigned second[4] = {upper.z, lower.z, upper.w, lower.w};
+                    mma_16x8x16<T>(sums[band][tile], first, b_first);
+                    mma_16x8x16<T>(sums[band][tile], second, b_second);
                 }
             }
         }

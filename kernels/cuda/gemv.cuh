@@ -15,6 +15,7 @@
 //   - The warps' sums meet in shared memory and are added in the order of the warps. An output's sum thus
 //     depends on W and its own row of x alone, never on the other rows, their number, TILES or BANDS: a token
 //     does not depend on its company.
+//   - The first weights are asked for before x is there (`await_front`).
 //   - Up to three matrices with the same x (query, key, value; gate, up) go in one launch, side by side.
 //
 // W passes the first-level cache by: it is read once, and x should stay.
@@ -30,7 +31,8 @@ __device__ __forceinline__ uint4 load_once(const void *from) {
     return *static_cast<const uint4 *>(from);
 #else
     uint4 value;
-    asm("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];"
+    // Volatile, and not through .nc: so it stays in front of `await_front`.
+    asm volatile("ld.global.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];"
         : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
         : "l"(from));
     return value;

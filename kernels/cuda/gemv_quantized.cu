@@ -256,7 +256,7 @@ __device__ __forceinline__ void add_octets(float (&sums)[TILES][4], const Reader
     for (int tile = 0; tile < TILES; ++tile) {
         x[tile] = make_uint4(0, 0, 0, 0);
         if (tile * 8 + r.group < int(r.batch))
-            x[tile] = __ldg(reinterpret_cast<const uint4 *>(r.x + (r.x_at + tile * 8 * r.columns + k)));
+            x[tile] = *reinterpret_cast<const uint4 *>(r.x + (r.x_at + tile * 8 * r.columns + k));
     }
     unsigned a[2][4];
 #pragma unroll
@@ -313,6 +313,7 @@ __device__ __forceinline__ void gemv_quantized(const Part &part, unsigned column
         for (int i = 0; i < 2; ++i)
             if (from + ahead * STEP < whole)
                 held[ahead][i] = load_stretch<F>(r, r.groups[i] + (from + ahead * STEP) / 32);
+    await_front();
 #pragma unroll 1
     for (; from < whole; from += STEP) {
 #pragma unroll

@@ -55,6 +55,7 @@ __device__ __forceinline__ void kv_append(const void *qkv, unsigned kind, unsign
     unsigned parts = padded / FEATURES, in_row = 2 * kv_heads * parts;
     unsigned at = blockIdx.x * blockDim.x + threadIdx.x;
     unsigned row = at / in_row;
+    await_front();
     if (row >= rows || row_blocks[row] == NONE) return;
     // Heads in the order they have in a row: all keys, then all values.
     unsigned head = at % in_row / parts, feature = at % parts * FEATURES;

@@ -41,7 +41,8 @@
 // and so a row's delta has the same bits whatever stands beside it: sums run over the columns of a chunk in
 // an order that only A's shape decides, however it is cut, then over chunks, then over rank blocks, ascending.
 //
-// Few rows and small ranks make launches as short as their latency. So the shrink's kernel for bf16 keeps to
+// Few rows and small ranks make launches as short as their latency. So both find their work, and ask for factors,
+// before what is in front has ended (`await_front`), and the shrink's kernel for bf16 keeps to
 // 80 registers: three blocks fit a multiprocessor of an H100, and 384 units, which 32 adapters on q, k and v
 // of 4096 columns are, run at once on its 132.
 //
@@ -104,7 +105,7 @@ __device__ __forceinline__ const char *piece_at(unsigned long long table, unsign
 }
 
 // Brings the segment that this block's unit is of, and the unit's number within it. False if there is no such
-// unit.
+// unit; the block has waited then, and leaves.
 __device__ bool find_segment(const unsigned *first, const Segment *table, unsigned segments, Segment &segment,
                              unsigned &unit) {
     __shared__ unsigned found, before;
@@ -115,7 +116,10 @@ __device__ bool find_segment(const unsigned *first, const Segment *table, unsign
         if (begin <= blockIdx.x && blockIdx.x < first[at + 1]) found = at, before = begin;
     }
     __syncthreads();
-    if (found == segments) return false;
+    if (found == segments) {
+        await_front();
+        return false;
+    }
     if (threadIdx.x < sizeof(Segment) / 4)
         reinterpret_cast<unsigned *>(&segment)[threadIdx.x] =
             reinterpret_cast<const unsigned *>(table + found)[threadIdx.x];
@@ -177,6 +181,23 @@ __device__ __forceinline__ void split_pairs(const float2 (&pair)[4], PanelPieces
     }
 }
 
+// Not __ldg, which may be moved behind `await_front`. Where a table's address leads only we know.
+template <typename T> __device__ __forceinline__ T load_factors(const void *from);
+#ifdef ON_CPU
+template <typename T> inline T load_factors(const void *from) { return *static_cast<const T *>(from); }
+#else
+template <> __device__ __forceinline__ unsigned load_factors<unsigned>(const void *from) {
+    unsigned word;
+    asm volatile("ld.global.u32 %0, [%1];" : "=r"(word) : "l"(from));
+    return word;
+}
+template <> __device__ __forceinline__ uint2 load_factors<uint2>(const void *from) {
+    uint2 two;
+    asm volatile("ld.global.v2.u32 {%0,%1}, [%2];" : "=r"(two.x), "=r"(two.y) : "l"(from));
+    return two;
+}
+#endif
+
 struct HalfPanel {
     static constexpr int PIECES = 2;
     static constexpr bool WIDE = true;
@@ -190,7 +211,7 @@ struct HalfPanel {
 #pragma unroll
         for (unsigned at = 0; at < 4; ++at) {
             bool there = depth_at + at < depth && lane < lanes;
-            pair[at] = there ? __ldg(reinterpret_cast<const unsigned *>(from + at * lanes)) : 0;
+            pair[at] = there ? load_factors<unsigned>(from + at * lanes) : 0;
         }
     }
     __device__ __forceinline__ void to_pieces(PanelPieces<PIECES> &pieces) const {
@@ -216,7 +237,7 @@ template <bool UPPER_FIRST> struct PairPanel {
 #pragma unroll
         for (unsigned at = 0; at < 2; ++at) {
             bool there = depth_at + 2 * at < depth && lane < lanes;
-            word[at] = there ? __ldg(reinterpret_cast<const uint2 *>(from + at * lanes)) : uint2{0, 0};
+            word[at] = there ? load_factors<uint2>(from + at * lanes) : uint2{0, 0};
         }
     }
     __device__ __forceinline__ void to_pieces(PanelPieces<PIECES> &pieces) const {
@@ -291,7 +312,7 @@ template <typename T> struct Four {
     uint2 two;
 
     __device__ __forceinline__ void load(const T *from) {
-        two = __ldg(reinterpret_cast<const uint2 *>(from));
+        two = *reinterpret_cast<const uint2 *>(from);
     }
     __device__ __forceinline__ void to_pieces(unsigned (&pieces)[PiecesOf<T>::COUNT][2]) const {
         if constexpr (PiecesOf<T>::COUNT == 1) {
@@ -312,7 +333,7 @@ template <> struct Four<float> {
     float4 four;
 
     __device__ __forceinline__ void load(const float *from) {
-        four = __ldg(reinterpret_cast<const float4 *>(from));
+        four = *reinterpret_cast<const float4 *>(from);
     }
     __device__ __forceinline__ void to_pieces(unsigned (&pieces)[3][2]) const {
         unsigned low[3], high[3];
@@ -371,6 +392,7 @@ __device__ __forceinline__ void shrink_steps(const char *a, unsigned ranks, unsi
 #pragma unroll
         for (unsigned step = 0; step < AHEAD; ++step)
             ahead[step].load(0, a, at + step * STEP + four, end, ranks);
+        await_front(); // for x
         Four<T> fours[OF_X][2];
 #pragma unroll
         for (unsigned step = 0; step < AHEAD; ++step) {
@@ -399,6 +421,7 @@ __device__ __forceinline__ void shrink_slowly(unsigned kind, const char *a, unsi
                                               unsigned end, const T *x, unsigned rows, unsigned width,
                                               float (&sums)[2][2][4]) {
     unsigned four = 4 * (lane_index() % 4);
+    await_front();
 #pragma unroll 1
     for (unsigned at = first_column(begin); at < end; at += BLOCK * WARPS) {
         AnyPanel<false> panel;
@@ -473,6 +496,7 @@ __device__ void shrink(const unsigned *first, const Segment *table, unsigned seg
         }
     }
 
+    await_front(); // warps without a column
 #pragma unroll
     for (int half = 0; half < 2; ++half)
 #pragma unroll
@@ -575,6 +599,7 @@ __device__ __forceinline__ void expand_panels(const Segment &segment, unsigned t
         }
         // Asked for before all meet, so that the next block's panels need not wait for it.
         if (block + 1 < segment.blocks) next = piece_of(block + 1);
+        await_front(); // for the sums, and what they are added to
         __syncthreads();
         gather_sums(segment, tile, block, sums, gathered);
         __syncthreads();

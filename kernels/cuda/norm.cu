@@ -25,6 +25,7 @@ add_norm(float *residual, const T *update, const float *weight, float eps, T *ou
     constexpr int COUNT = Pack<T>::COUNT, PACKS = KEPT / COUNT, QUADS = COUNT / 4;
     float kept[PACKS][COUNT];
     size_t row = size_t(blockIdx.x) * width;
+    await_front();
     float squares = 0.0f;
 #pragma unroll
     for (int i = 0; i < PACKS; ++i) {
@@ -72,6 +73,7 @@ add_norm(float *residual, const T *update, const float *weight, float eps, T *ou
 template <typename T> __device__ __forceinline__ void
 add_norm_plain(float *residual, const T *update, const float *weight, float eps, T *out, unsigned width) {
     size_t row = size_t(blockIdx.x) * width;
+    await_front();
     float squares = 0.0f;
     for (unsigned column = threadIdx.x; column < width; column += THREADS) {
         float value = residual[row + column];
@@ -125,6 +127,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 template <typename T> __device__ __forceinline__ void norm_in_place(T *x, unsigned stride, const float *weight, float eps,
                                                                     unsigned width) {
     T *row = x + size_t(blockIdx.x) * stride;
+    await_front();
     float squares = 0.0f;
     for (unsigned column = threadIdx.x; column < width; column += THREADS) {
         float value = to_float(row[column]);
@@ -152,6 +155,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 template <typename T> __device__ __forceinline__ void
 add_copy(float *residual, const T *update, T *out, unsigned width) {
     size_t row = size_t(blockIdx.x) * width;
+    await_front();
     for (unsigned column = threadIdx.x; column < width; column += THREADS) {
         float value = residual[row + column];
         if (update != nullptr) {

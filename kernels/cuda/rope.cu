@@ -78,6 +78,7 @@ __device__ __forceinline__ void rotate(T *qkv, const unsigned *positions, const 
         sines[i] = sine * magnitude;
         cosines[i] = cosine * magnitude;
     }
+    await_front();
     __syncthreads();
     unsigned head = blockIdx.y * WARPS + warp_index();
     if (head >= heads + kv_heads) return; // a whole warp

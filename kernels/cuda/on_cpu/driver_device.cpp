@@ -84,7 +84,8 @@ EXPORT CUresult cuDeviceTotalMem_v2(size_t *bytes, int device) {
 
 EXPORT CUresult cuDeviceGetAttribute(int *value, int attribute, int device) {
     if (!device_at(device)) return CUDA_ERROR_INVALID_DEVICE;
-    // CUdevice_attribute: those of an A100 (compute capability 8.0) where a number must be chosen.
+    // CUdevice_attribute: those of an A100 where a number must be chosen. The compute capability is 9.0: what newer devices
+    // can do is to be tried, too.
     static const std::map<int, int> values = {
         {1, 1024}, {2, 1024}, {3, 1024}, {4, 64},            // threads a block, and a block's extents
         {5, 2147483647}, {6, 65535}, {7, 65535},             // a grid's extents
@@ -94,7 +95,7 @@ EXPORT CUresult cuDeviceGetAttribute(int *value, int attribute, int device) {
         {19, 1}, {20, 0}, {31, 1}, {32, 0},                  // maps host memory, default mode, concurrent kernels
         {36, 1215000}, {37, 5120}, {38, 41943040},           // memory clock in kHz, bus width in bits, L2 cache
         {39, 2048}, {40, 3}, {41, 1},                        // threads a multiprocessor, copy engines, one address space
-        {75, 8}, {76, 0}, {78, 1}, {79, 1}, {80, 1},         // capability, stream priorities, L1 caching
+        {75, 9}, {76, 0}, {78, 1}, {79, 1}, {80, 1},         // capability, stream priorities, L1 caching
         {81, 164 * 1024}, {82, 65536}, {83, 1}, {84, 0},     // shared memory and registers a multiprocessor, managed memory
         {88, 0}, {89, 0}, {90, 1}, {91, 1}, {95, 1},         // pageable access, ..., host registration, cooperative
         {92, 1}, {93, 1}, {94, 1}, {97, OPTIN_SHARED_LIMIT}, // stream memory operations, shared memory by opt-in

@@ -158,9 +158,10 @@ static std::string difference(const Entry &entry, const Kernel &kernel) {
 // ---- Launches ---------------------------------------------------------------------------------------------------------
 
 struct Call {
-    const Function *function;
+    Function *function;
     Dim3 grid, threads;
     uint32_t shared_bytes;
+    bool begins_early;
     std::vector<uint64_t> values; // one word an argument
 };
 
@@ -196,6 +197,7 @@ static void run(const Call &call) {
     launch->grid = call.grid;
     launch->threads = call.threads;
     launch->shared_bytes = call.shared_bytes;
+    launch->begins_early = call.begins_early;
     launch->seed = driver().launches;
     std::string failure = run_grid(launch);
     if (!failure.empty()) lose_device(launch->illegal_address ? CUDA_ERROR_ILLEGAL_ADDRESS : CUDA_ERROR_LAUNCH_FAILED, failure);
@@ -314,16 +316,13 @@ EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *,
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuLaunchKernel(void *handle, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned threads_x,
-                               unsigned threads_y, unsigned threads_z, unsigned shared_bytes, void *stream_handle,
-                               void **parameters, void **extra) {
+static CUresult enqueue_launch(Call call, void *stream_handle, void **parameters, void **extra) {
     if (CUresult error = usable()) return error;
     auto stream = find_stream(stream_handle);
-    if (!handle || !stream) return CUDA_ERROR_INVALID_HANDLE;
+    if (!call.function || !stream) return CUDA_ERROR_INVALID_HANDLE;
     if (extra) return CUDA_ERROR_NOT_SUPPORTED;
-    auto &function = *static_cast<Function *>(handle);
-    Call call{&function, {grid_x, grid_y, grid_z}, {threads_x, threads_y, threads_z}, shared_bytes, {}};
-    if (CUresult error = check_shape(function, call.grid, call.threads, shared_bytes)) return error;
+    Function &function = *call.function;
+    if (CUresult error = check_shape(function, call.grid, call.threads, call.shared_bytes)) return error;
     // Modules are loaded lazily: to load a kernel the driver may wait for the device, streams that wait for the host too.
     if (!function.loaded.exchange(true)) synchronize_device();
     for (uint32_t at = 0; at < function.kernel->arguments; ++at) {
@@ -335,13 +334,34 @@ EXPORT CUresult cuLaunchKernel(void *handle, unsigned grid_x, unsigned grid_y, u
     return CUDA_SUCCESS;
 }
 
+EXPORT CUresult cuLaunchKernel(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned threads_x,
+                               unsigned threads_y, unsigned threads_z, unsigned shared_bytes, void *stream,
+                               void **parameters, void **extra) {
+    Dim3 grid{grid_x, grid_y, grid_z}, threads{threads_x, threads_y, threads_z};
+    return enqueue_launch({static_cast<Function *>(function), grid, threads, shared_bytes, false, {}}, stream, parameters,
+                          extra);
+}
+
+struct LaunchAttribute {
+    unsigned id;
+    alignas(8) unsigned value[16];
+};
+constexpr unsigned PROGRAMMATIC_STREAM_SERIALIZATION = 6;
 struct LaunchConfig {
-    unsigned grid[3], threads[3], shared_bytes;
-    void *stream, *attributes;
+    Dim3 grid, threads;
+    unsigned shared_bytes;
+    void *stream;
+    const LaunchAttribute *attributes;
     unsigned attribute_count;
 };
+// A kernel that may begin early begins no earlier here; but each of its lanes must wait as if it did.
 EXPORT CUresult cuLaunchKernelEx(const LaunchConfig *config, void *function, void **parameters, void **extra) {
-    const unsigned *grid = config->grid, *threads = config->threads;
-    return cuLaunchKernel(function, grid[0], grid[1], grid[2], threads[0], threads[1], threads[2],
-                          config->shared_bytes, config->stream, parameters, extra);
+    bool begins_early = false;
+    for (unsigned at = 0; at < config->attribute_count; ++at) {
+        const LaunchAttribute &attribute = config->attributes[at];
+        if (attribute.id != PROGRAMMATIC_STREAM_SERIALIZATION) return CUDA_ERROR_NOT_SUPPORTED;
+        begins_early = attribute.value[0] != 0;
+    }
+    return enqueue_launch({static_cast<Function *>(function), config->grid, config->threads, config->shared_bytes,
+                           begins_early, {}}, config->stream, parameters, extra);
 }

@@ -210,6 +210,7 @@ static void fiber_main() {
         Lane *runs = static_cast<Lane *>(lane);
         self.launch->kernel->call(self.launch->arguments);
         if (!runs->copies.empty()) wait_copies(0);
+        if (self.launch->begins_early && !runs->has_waited) self.fail("a lane left without await_front");
         runs->state = State::Ended;
         self.warps[(runs - self.lanes.data()) / 32].alive &= ~(1u << runs->in_warp);
         ++self.ended;
@@ -233,6 +234,7 @@ Lane *Worker::bear() {
     else born.thread = Dim3(at % threads.x, at / threads.x % threads.y, at / threads.x / threads.y);
     born.block = &view;
     born.in_warp = at % 32;
+    born.has_waited = false;
     born.state = State::Ready;
     born.copy_group = 0;
     born.copies.clear();

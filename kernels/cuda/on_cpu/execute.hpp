@@ -34,6 +34,7 @@ struct LaneView {
     Dim3 thread;
     const BlockView *block;
     unsigned in_warp;
+    bool has_waited; // for the kernel in front
 };
 
 // The lane that runs now. Fibers change it when they take turns, always inside a call that the compiler cannot see

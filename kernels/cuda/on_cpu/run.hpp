@@ -26,6 +26,7 @@ struct Launch {
     void **arguments = nullptr;
     Dim3 grid, threads;
     uint32_t shared_bytes = 0;
+    bool begins_early = false; // so that every lane must come to `await_front`
     uint64_t seed = 0;
 
     std::atomic<uint64_t> next_block{0};

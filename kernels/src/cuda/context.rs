@@ -20,7 +20,7 @@ use cudarc::driver::sys::{
 
 use super::{
     error::{CudaError, check, reason},
-    modules::{MODULES, entries},
+    modules::{Entry, MODULES, entries, text_for},
 };
 
 /// The oldest compute capability that the kernels run on.
@@ -58,6 +58,8 @@ pub(super) struct Function {
     pub(super) raw: CUfunction,
     /// Bytes of each of its parameters.
     pub(super) parameters: Vec<u32>,
+    /// Whether it may begin before what is in front of it in its stream has ended: it waits itself.
+    pub(super) begins_early: bool,
     /// Bytes of dynamic shared memory that it was allowed so far.
     pub(super) allowed_shared: AtomicU32,
 }
@@ -237,7 +239,7 @@ impl Cuda {
         let compile = || {
             while let Some(&index) = order.get(next.fetch_add(1, Ordering::Relaxed)) {
                 let (name, ptx) = MODULES[index];
-                let module = self.bind().and_then(|()| load(name, ptx));
+                let module = self.bind().and_then(|()| load(name, ptx, self.info.capability));
                 loaded.lock().unwrap_or_else(PoisonError::into_inner).push((index, module));
             }
         };
@@ -256,10 +258,9 @@ impl Cuda {
 }
 
 /// Loads a module into this thread's context.
-fn load(name: &'static str, ptx: &'static str) -> Result<Module, CudaError> {
+fn load(name: &'static str, ptx: &'static str, capability: (u32, u32)) -> Result<Module, CudaError> {
+    let mut image = text_for(ptx, capability).into_bytes();
     // The driver wants the text to end in a zero.
-    let mut image = Vec::with_capacity(ptx.len() + 1);
-    image.extend_from_slice(ptx.as_bytes());
     image.push(0);
     let mut log = [0u8; LOG_BYTES];
     let mut options =
@@ -276,11 +277,12 @@ fn load(name: &'static str, ptx: &'static str) -> Result<Module, CudaError> {
         let reason = format!("{} {}", reason(result), said.trim());
         return Err(CudaError::Module { module: name, reason: reason.trim_end().to_owned() });
     }
-    let kernel = |(entry, parameters)| {
-        let raw = find(raw, name, entry)?;
-        Ok((entry, Function { raw, parameters, allowed_shared: AtomicU32::new(0) }))
+    let kernel = |entry: Entry| {
+        let Entry { name: kernel, parameters, begins_early } = entry;
+        let raw = find(raw, name, kernel)?;
+        Ok((kernel, Function { raw, parameters, begins_early, allowed_shared: AtomicU32::new(0) }))
     };
-    let functions = entries(ptx).map(kernel).collect::<Result<_, CudaError>>();
+    let functions = entries(ptx, capability).map(kernel).collect::<Result<_, CudaError>>();
     functions.map(|functions| Module { raw, functions }).inspect_err(|_| {
         // SAFETY: it was loaded here, and nothing of it is used.
         let _ = unsafe { sys::cuModuleUnload(raw) };

@@ -2,7 +2,9 @@
 
 use std::{ffi::c_void, sync::atomic::Ordering};
 
-use cudarc::driver::sys::{self, CUfunction_attribute};
+use cudarc::driver::sys::{
+    self, CUfunction_attribute, CUlaunchAttribute, CUlaunchAttributeID, CUlaunchAttributeValue, CUlaunchConfig,
+};
 
 use super::{
     context::Function,
@@ -123,23 +125,33 @@ pub(super) unsafe fn launch(
         *address = value.address();
     }
     let [x, y, z] = shape.grid;
-    // SAFETY: the arguments are the kernel's (the caller's promise); the driver copies them before it returns.
-    let result = unsafe {
-        sys::cuLaunchKernel(
-            function.raw,
-            x,
-            y,
-            z,
-            shape.threads,
-            1,
-            1,
-            shape.shared_bytes,
-            stream.raw(),
-            addresses.as_mut_ptr(),
-            std::ptr::null_mut(),
-        )
+    let mut attributes = [begins_early()];
+    let config = CUlaunchConfig {
+        gridDimX: x,
+        gridDimY: y,
+        gridDimZ: z,
+        blockDimX: shape.threads,
+        blockDimY: 1,
+        blockDimZ: 1,
+        sharedMemBytes: shape.shared_bytes,
+        hStream: stream.raw(),
+        attrs: attributes.as_mut_ptr(),
+        numAttrs: u32::from(function.begins_early),
     };
+    let parameters = addresses.as_mut_ptr();
+    // SAFETY: the arguments are the kernel's (the caller's promise); the driver copies them and the attributes before it
+    // returns.
+    let result = unsafe { sys::cuLaunchKernelEx(&config, function.raw, parameters, std::ptr::null_mut()) };
     check("launch a kernel", result)
+}
+
+/// What lets a kernel begin while the one in front of it still runs.
+fn begins_early() -> CUlaunchAttribute {
+    CUlaunchAttribute {
+        id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+        pad: [0; 4],
+        value: CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+    }
 }
 
 /// More shared memory than usual has to be asked for, once for each kernel.
