@@ -17,7 +17,7 @@ use model::{
     shape::config::ModelConfig,
 };
 
-use policy::perf::{ColdPrefill, Decision, Hands, LayerWork, PerfModel, cores_for, fit::Fit};
+use policy::perf::{ColdPrefill, Decision, Hands, LayerWork, PerfModel, Uptake, cores_for, fit::Fit};
 
 /// Rows of a slice that one core is timed with.
 const SLICE_ROWS: [usize; 3] = [1, 16, 64];
@@ -44,6 +44,8 @@ pub struct Costs {
     perf: PerfModel,
     config: ModelConfig,
     cores: Vec<usize>,
+    /// Most tokens of a pass that a device takes whole; `None`: it is given layer by layer.
+    whole_pass: Option<usize>,
     /// What had been copied when the link was last looked at.
     copied: CopyStats,
 }
@@ -61,7 +63,8 @@ pub enum Help {
 }
 
 impl Costs {
-    /// Times one core of this machine at an adapter's arithmetic, and `pass` at short prompts.
+    /// Times one core of this machine at an adapter's arithmetic, and `pass` at short prompts. `whole_pass` is for a device
+    /// that takes passes of at most so many tokens as a whole, and uses what arrives meanwhile in the next one.
     ///
     /// # Errors
     /// If the model's shape is not one the kernels take, or the device fails.
@@ -71,6 +74,7 @@ impl Costs {
         cores: &[usize],
         kv_blocks: u32,
         link: Option<BytesPerSecond>,
+        whole_pass: Option<usize>,
     ) -> anyhow::Result<Self> {
         let mut perf = PerfModel::new();
         time_core(&mut perf, config.hidden_size)?;
@@ -81,8 +85,8 @@ impl Costs {
                 perf.observe_link(bytes, Duration::from_secs_f64(bytes as f64 / link.get() as f64));
             }
         }
-        let costs =
-            Self { perf, config: config.clone(), cores: cores.to_vec(), copied: CopyStats::default() };
+        let (config, cores, copied) = (config.clone(), cores.to_vec(), CopyStats::default());
+        let costs = Self { perf, config, cores, whole_pass, copied };
         costs.tell();
         costs.tell_crossover();
         Ok(costs)
@@ -128,7 +132,18 @@ impl Costs {
         let shared = worker_cores.iter().filter(is_shared).count();
         let interference = 1.0 + shared as f64 / self.cores.len().max(1) as f64;
         let layers = self.config.layers;
-        let cold = ColdPrefill { tokens, work, layers, missing_bytes, queued_bytes, hands, interference };
+        // Behind its first pass a prompt goes on like any other.
+        let (first, uptake) = self.first_pass(tokens);
+        let cold = ColdPrefill {
+            tokens: first,
+            work,
+            layers,
+            missing_bytes,
+            queued_bytes,
+            uptake,
+            hands,
+            interference,
+        };
         match self.perf.decide(&cold) {
             Decision::Wait => Help::Wait,
             Decision::Assist => {
@@ -137,6 +152,11 @@ impl Costs {
                 Help::Start { workers }
             }
         }
+    }
+
+    /// What of a prompt is decided on, and when what has arrived of its adapter is used.
+    fn first_pass(&self, tokens: usize) -> (usize, Uptake) {
+        self.whole_pass.map_or((tokens, Uptake::ByLayer), |most| (tokens.min(most), Uptake::ByPass))
     }
 
     /// Publishes what was measured, with CaraServe's c for an attention adapter of a usual rank and prompt.
@@ -181,8 +201,10 @@ impl Costs {
         let missing_bytes = work.multiply_adds.saturating_mul(2 * layers as u64);
         let (queued_bytes, interference) = (0, 1.0);
         let hands = Hands::of(1, self.cores.len());
-        let cold = ColdPrefill { tokens: 1, work, layers, missing_bytes, queued_bytes, hands, interference };
-        self.perf.crossover_tokens(&cold, context_length.min(LONGEST_LOOK))
+        let (longest, uptake) = self.first_pass(context_length.min(LONGEST_LOOK));
+        let cold =
+            ColdPrefill { tokens: 1, work, layers, missing_bytes, queued_bytes, uptake, hands, interference };
+        self.perf.crossover_tokens(&cold, longest)
     }
 }
 

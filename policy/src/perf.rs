@@ -65,10 +65,19 @@ impl Hands {
     }
 }
 
+/// When a device uses what has arrived of an adapter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Uptake {
+    /// From the next layer on: layers are enqueued one by one.
+    ByLayer,
+    /// From the next pass on: a device is given a pass as a whole, and what is missing then the hands compute in all layers.
+    ByPass,
+}
+
 /// A prompt whose adapter is not, or not all, on the device.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ColdPrefill {
-    /// Tokens to compute.
+    /// Tokens to compute: in one pass, where a device takes passes whole.
     pub tokens: usize,
     /// What a layer of the adapter costs.
     pub work: LayerWork,
@@ -78,6 +87,8 @@ pub struct ColdPrefill {
     pub missing_bytes: u64,
     /// Bytes that travel before them.
     pub queued_bytes: u64,
+    /// When what has arrived is used.
+    pub uptake: Uptake,
     /// Who computes meanwhile.
     pub hands: Hands,
     /// How many times longer the base takes while workers compute: 1, and no less, where they have cores of their own.
@@ -181,7 +192,8 @@ impl PerfModel {
     /// With `b` the base's time for a layer, `c` the hands' and `m` that of both together, a load of `l` seconds keeps
     /// the hands at work for `n = l/m + 1/2` layers, at most all: the one in whose middle the load ends, on average,
     /// is finished by whoever began it. (Rounding `n` up instead makes long prompts change their minds back and
-    /// forth, by less than half a layer.) Then `assist = n · m + (layers - n) · b`, `wait = l + layers · b`.
+    /// forth, by less than half a layer.) Then `assist = n · m + (layers - n) · b`, `wait = l + layers · b`. Where a pass is
+    /// taken whole, `n` is all layers.
     #[must_use]
     pub fn forecast(&self, cold: &ColdPrefill) -> Option<Forecast> {
         let (core, base, link) = (self.core.line()?, self.base.line()?, self.link.line()?);
@@ -189,7 +201,8 @@ impl PerfModel {
         let load_s = load_s(link, cold);
         let base_s = base_layer_s(base, cold.tokens, cold.layers);
         let both_s = both_layer_s(hands_layer_s(core, cold), base_s, cold);
-        let assisted = if load_s < both_s * layers { (load_s / both_s + 0.5).min(layers) } else { layers };
+        let arrives = cold.uptake == Uptake::ByLayer && load_s < both_s * layers;
+        let assisted = if arrives { (load_s / both_s + 0.5).min(layers) } else { layers };
         // As what assisting adds to the base's time, so that no layer costs nothing where both are equal.
         let assist_s = layers * base_s + if load_s > 0.0 { assisted * (both_s - base_s) } else { 0.0 };
         Some(Forecast { assist_s, wait_s: load_s + layers * base_s })

@@ -8,7 +8,7 @@
 //!
 //! - [`Board`]: the executor's handle for seating and fencing workers; any thread.
 //! - [`Poster`]: the engine thread's end. [`Seat`] and [`Claim`]: the worker's end. [`XSlab`]: where a device writes rows itself.
-//! - `shared`: what the executor's threads have in common. `slice`: what a slice asks for, and its checks. `word`: a slice's state. `layout`: what lies where.
+//! - `shared`: what the executor's threads have in common. `slice`: what a slice asks for, and its checks. [`SliceSums`]: what came of it. `word`: a slice's state. `layout`: what lies where.
 //! - `memory`: regions, and the heap, as atomics.
 //!
 //! # Principles
@@ -34,6 +34,7 @@ mod poster;
 mod seat;
 mod shared;
 mod slice;
+mod sums;
 mod word;
 mod xslab;
 
@@ -44,6 +45,7 @@ pub use poster::{Gone, PostError, Poster, SliceState, TakeBack};
 pub use seat::SeatFds;
 pub use seat::{Claim, JoinError, Refused, Seat, Wake};
 pub use slice::{MAX_RANK, SUMS_ALIGN, Slice, SliceError};
+pub use sums::SliceSums;
 pub use xslab::XSlab;
 
 use memory::{Control, Slab};

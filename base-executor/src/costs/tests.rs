@@ -41,7 +41,8 @@ fn costs(core_ns: u64, base_ns: u64, link: u64, cores: &[usize]) -> Costs {
         perf.observe_base(rows as usize, Duration::from_nanos(rows * base_ns * LAYERS as u64));
         perf.observe_link(rows * link * 1000, Duration::from_millis(rows));
     }
-    Costs { perf, config: config(LAYERS), cores: cores.to_vec(), copied: CopyStats::default() }
+    let copied = CopyStats::default();
+    Costs { perf, config: config(LAYERS), cores: cores.to_vec(), whole_pass: None, copied }
 }
 
 #[test]
@@ -59,6 +60,22 @@ fn a_short_prompt_starts_and_a_long_one_behind_a_fast_link_waits() {
     // The same prompt starts where much travels ahead of its adapter.
     let first = waits.iter().position(|waits| *waits).unwrap() + 1;
     assert!(matches!(costs.help(&adapter, first, [missing, 1 << 30], &[1]), Help::Start { .. }));
+}
+
+#[test]
+fn a_device_that_plans_whole_passes_waits_earlier_and_looks_at_one_pass() {
+    let adapter = adapter(LAYERS);
+    let missing = adapter.bytes() as u64;
+    let crossover = |whole_pass, link| {
+        let costs = Costs { whole_pass, ..costs(2_000, 1_000, link, &[0]) };
+        (1..2000).find(|tokens| costs.help(&adapter, *tokens, [missing, 0], &[1]) == Help::Wait)
+    };
+    let by_layer = crossover(None, 100).expect("a long prompt waits");
+    let whole = crossover(Some(512), 100).expect("the worker would compute all layers");
+    assert!(whole < by_layer, "{whole} and {by_layer}");
+    // Waiting pays from so many tokens on; a pass has fewer, and the next one finds the adapter there.
+    let most = whole - 1;
+    assert_eq!(crossover(Some(most), 100), None);
 }
 
 #[test]
@@ -98,6 +115,7 @@ fn whoever_knows_nothing_starts_and_says_nothing_of_workers() {
         perf: PerfModel::new(),
         config: config(LAYERS),
         cores: Vec::new(),
+        whole_pass: None,
         copied: CopyStats::default(),
     };
     assert_eq!(costs.help(&adapter(LAYERS), 100, [1 << 20, 0], &[]), Help::Start { workers: 0 });

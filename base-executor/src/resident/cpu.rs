@@ -64,6 +64,8 @@ impl Opening for Host {
     type Weights = LoadedWeights<ServedLayers>;
     type Pass = Pass;
 
+    const PLANS_WHOLE_PASSES: bool = false;
+
     /// A streamed base holds itself to its bound.
     fn needs(&self, base: &Base) -> u64 {
         if self.streamed.is_some() { 0 } else { packed_bytes(&*base.source) }

@@ -74,6 +74,8 @@ impl Opening for Gpu {
     type Weights = CudaWeights;
     type Pass = CudaModel;
 
+    const PLANS_WHOLE_PASSES: bool = true;
+
     fn needs(&self, _: &Base) -> u64 {
         0
     }

@@ -41,6 +41,9 @@ pub(super) trait Opening {
     /// The forward pass over them.
     type Pass: ForwardPass<Adapter = PreparedAdapter> + EvaluateSites + Send + 'static;
 
+    /// Whether a pass is planned as a whole, so that what arrives of an adapter meanwhile is used by the next one.
+    const PLANS_WHOLE_PASSES: bool;
+
     /// Bytes of the host's memory that the weights of `base` will take, as far as is known before.
     fn needs(&self, base: &Base) -> u64;
 
@@ -123,7 +126,8 @@ pub(super) fn open<O: Opening>(
     let kv_blocks = some_blocks(O::kv_blocks(&pass))?;
     let facts = base.facts(device.facts(), numbers(config, suits), &shape, kv_blocks);
     let settings = device_settings(config, pass.block_bytes());
-    let costs = costs(&settings, &mut pass, &shape, &base.cores, kv_blocks, progress)?;
+    let whole_pass = O::PLANS_WHOLE_PASSES.then_some(config.chunk_tokens);
+    let costs = costs(&settings, &mut pass, &shape, (&base.cores, kv_blocks, whole_pass), progress)?;
     let (pass, workers) = O::with_workers(pass, config, &base.cores, library, &budget.workers)?;
     let (memory, free) = device.memory(&pass);
     let tier = Device::new(settings, memory, arrivals, workers, costs);
@@ -149,14 +153,13 @@ fn costs<P: ForwardPass>(
     settings: &DeviceSettings,
     pass: &mut P,
     shape: &ModelConfig,
-    cores: &[usize],
-    kv_blocks: u32,
+    (cores, kv_blocks, whole_pass): (&[usize], u32, Option<usize>),
     progress: &Progress,
 ) -> anyhow::Result<Option<Costs>> {
     match settings.cold_start {
         ColdStart::CpuAssist => {
             progress.stage("measuring what cold starts cost");
-            Ok(Some(Costs::measure(pass, shape, cores, kv_blocks, settings.link)?))
+            Ok(Some(Costs::measure(pass, shape, cores, kv_blocks, settings.link, whole_pass)?))
         }
         ColdStart::OnDemand | ColdStart::Cached => Ok(None),
     }

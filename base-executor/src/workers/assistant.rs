@@ -22,14 +22,16 @@ use std::{
 };
 
 use kernels::{
-    Activations,
+    Activations, Pool,
     lora::{HeadSegment, sum_heads},
 };
 use model::{
     cpu::Compute,
     deltas::assist::{Ask, Assist},
 };
-use shmproto::board::{Board, PostError, Poster, SUMS_ALIGN, Slice, SliceState, TakeBack, WorkerNumber};
+use shmproto::board::{
+    Board, PostError, Poster, SUMS_ALIGN, Slice, SliceState, SliceSums, TakeBack, WorkerNumber,
+};
 
 use self::{
     pace::Pace,
@@ -49,8 +51,11 @@ pub(super) trait Ends {
     /// The rows, as the asks count them. Only what was fetched is there.
     fn x(&self) -> &Activations;
 
-    /// These are the sums from element `at` on.
-    fn summed(&mut self, at: usize, sums: &[f32]);
+    /// This process has summed these elements of `sums`.
+    fn summed(&mut self, elements: Range<usize>, sums: &[f32]);
+
+    /// Workers have: each slice's sums begin at an element of `sums`.
+    fn collect(&mut self, pool: &mut Pool, done: &[(usize, SliceSums)], sums: &mut [f32]);
 }
 
 /// A pass on the CPU has its rows at hand, and reads the sums when all are there.
@@ -63,7 +68,13 @@ impl Ends for AtHand<'_> {
         self.0
     }
 
-    fn summed(&mut self, _at: usize, _sums: &[f32]) {}
+    fn summed(&mut self, _elements: Range<usize>, _sums: &[f32]) {}
+
+    fn collect(&mut self, _pool: &mut Pool, done: &[(usize, SliceSums)], sums: &mut [f32]) {
+        for (at, slice) in done {
+            slice.read(0, &mut sums[*at..][..slice.len()]);
+        }
+    }
 }
 
 /// Asks the workers of one board.
@@ -201,8 +212,7 @@ impl Assistant {
         self.pace.note(shares.iter().map(|share| share.work(asks)).sum(), begin.elapsed() * threads);
         for share in shares.iter() {
             asks[share.ask].adapter.tally().executor(share.rank_rows(asks));
-            let elements = share.elements(asks);
-            ends.summed(elements.start, &sums[elements]);
+            ends.summed(share.elements(asks), sums);
         }
     }
 
@@ -238,21 +248,27 @@ impl Assistant {
         sums: &mut [f32],
     ) {
         self.help(compute, ends, asks, sums);
-        let mut left = Vec::new();
+        let (mut left, mut done) = (Vec::new(), Vec::new());
+        // As many at a time as there are threads: a device's sums are copied by all of them.
+        let together = compute.pool.threads();
         for index in 0..self.shares.len() {
             let share = self.shares[index];
             // Computed by `help`, or taken back because its worker is gone.
             if self.poster.state(index) == SliceState::Taken {
                 continue;
             }
-            let elements = share.elements(asks);
-            if self.collect(index, share.work(asks), &mut sums[elements.clone()]) {
-                asks[share.ask].adapter.tally().workers(share.rank_rows(asks));
-                ends.summed(elements.start, &sums[elements]);
-            } else {
+            let Some(slice) = self.await_done(index, share.work(asks)) else {
                 left.push(share);
+                continue;
+            };
+            asks[share.ask].adapter.tally().workers(share.rank_rows(asks));
+            done.push((share.elements(asks).start, slice));
+            if done.len() == together {
+                ends.collect(&mut compute.pool, &done, sums);
+                done.clear();
             }
         }
+        ends.collect(&mut compute.pool, &done, sums);
         failpoint::pass("executor.slices_collected");
         self.sum(compute, ends, asks, &mut left, sums);
     }
@@ -262,18 +278,18 @@ impl Assistant {
         self.poster.take_back(index) == TakeBack::Taken
     }
 
-    /// Waits for a slice that a worker has begun, as long as that is worth it; true if its sums have been copied.
-    fn collect(&mut self, index: usize, work: u64, sums: &mut [f32]) -> bool {
+    /// Waits for a slice that a worker has begun, as long as that is worth it.
+    fn await_done(&mut self, index: usize, work: u64) -> Option<SliceSums> {
         if let SliceState::Claimed(worker) = self.poster.state(index) {
             self.wait(index, worker, self.pace.patience(work));
         }
         if !matches!(self.poster.state(index), SliceState::Done(_)) && self.take_back(index) {
-            return false;
+            return None;
         }
         if let SliceState::Done(worker) = self.poster.state(index) {
             self.strikes.remove(&worker);
         }
-        self.poster.read(index, sums).is_ok()
+        self.poster.done(index).ok()
     }
 
     /// Looks at a slice until it is no longer being computed, or `patience` is over: less of it for a worker that has

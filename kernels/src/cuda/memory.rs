@@ -164,7 +164,7 @@ pub struct Pinned<T: Plain> {
     len: usize,
 }
 
-// SAFETY: the memory is owned; it is touched through atomics and volatile copies alone.
+// SAFETY: the memory is owned; it is touched through atomics and copies alone, never seen as a slice.
 unsafe impl<T: Plain> Send for Pinned<T> {}
 // SAFETY: as above.
 unsafe impl<T: Plain> Sync for Pinned<T> {}
@@ -236,10 +236,9 @@ impl<T: Plain> Pinned<T> {
     /// If there is no room.
     pub fn write(&self, at: usize, from: &[T]) {
         assert!(at + from.len() <= self.len, "what is written has room");
-        for (index, &value) in from.iter().enumerate() {
-            // SAFETY: the number exists. Volatile: the device may read it.
-            unsafe { self.host.add(at + index).write_volatile(value) };
-        }
+        // SAFETY: the range exists and is not `from`: page-locked memory is never seen as a slice. If the device reads it
+        // meanwhile, it reads what it was not told of.
+        unsafe { ptr::copy_nonoverlapping(from.as_ptr(), self.host.as_ptr().add(at), from.len()) };
     }
 
     /// Where number `at` lies for the device.
@@ -250,13 +249,6 @@ impl<T: Plain> Pinned<T> {
 }
 
 impl Pinned<u8> {
-    /// Copies `from` to the beginning, as fast as memory is copied. The device must not be reading it.
-    pub(super) fn write_bytes(&self, from: &[u8]) {
-        assert!(from.len() <= self.len, "what is written has room");
-        // SAFETY: the range exists and is not `from`, which is ordinary memory; the caller has waited for the device.
-        unsafe { ptr::copy_nonoverlapping(from.as_ptr(), self.host.as_ptr(), from.len()) };
-    }
-
     /// Where it begins for the host, for copies by the driver.
     pub(super) fn host_address(&self) -> *const c_void {
         self.host.as_ptr().cast_const().cast()
@@ -267,8 +259,7 @@ impl Pinned<u32> {
     /// Number `at`, which device and host both change.
     pub(super) fn word(&self, at: usize) -> &AtomicU32 {
         assert!(at < self.len, "the number exists");
-        // SAFETY: the number exists for as long as `self`, is aligned, and the host changes it through atomics or
-        // volatile writes alone.
+        // SAFETY: the number exists for as long as `self`, is aligned, and the host changes it through atomics alone.
         unsafe { AtomicU32::from_ptr(self.host.add(at).as_ptr()) }
     }
 

@@ -16,6 +16,7 @@ const COLD: ColdPrefill = ColdPrefill {
     layers: 30,
     missing_bytes: 20 << 20,
     queued_bytes: 0,
+    uptake: Uptake::ByLayer,
     hands: Hands::Workers(NonZeroUsize::MIN),
     interference: 1.0,
 };
@@ -146,6 +147,10 @@ fn both_ways_are_forecast_as_by_hand() {
     let forecast = model.forecast(&cold).unwrap();
     assert!(near(forecast.assist_s, 3.0 * 4e-3 + 7.0 * 1e-3, 1e-6), "{forecast:?}");
     assert!(near(forecast.wait_s, 10e-3 + 10.0 * 1e-3, 1e-6), "{forecast:?}");
+    // A pass that is taken whole: the worker computes all ten layers, wherever the load has come to.
+    let whole = model.forecast(&ColdPrefill { uptake: Uptake::ByPass, ..cold }).unwrap();
+    assert!(near(whole.assist_s, 10.0 * 4e-3, 1e-6), "{whole:?}");
+    assert_eq!((whole.wait_s, whole.decision()), (forecast.wait_s, Decision::Wait));
     // The executor's own threads add to the base's time instead of running beside it: 5 ms, two layers and a half.
     let alone = ColdPrefill { hands: Hands::of(0, 1), ..cold };
     let forecast = model.forecast(&alone).unwrap();
@@ -195,7 +200,8 @@ fn anything() -> impl Strategy<Value = ColdPrefill> {
                 layers,
                 missing_bytes,
                 queued_bytes,
-                hands: Hands::of(hands & 3, hands >> 2),
+                uptake: if hands & 4 == 0 { Uptake::ByLayer } else { Uptake::ByPass },
+                hands: Hands::of(hands & 3, hands >> 3),
                 interference,
             }
         },

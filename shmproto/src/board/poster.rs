@@ -7,6 +7,7 @@ use thiserror::Error;
 use super::WorkerNumber;
 use super::shared::{Seated, Shared};
 use super::slice::{Slice, SliceError};
+use super::sums::SliceSums;
 use super::word::{Job, State, Word};
 use crate::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use crate::atomic::fence;
@@ -289,16 +290,29 @@ impl Poster {
     ///
     /// If `sums` has not [`Slice::sums_elements`] numbers, or the job has no such slice.
     pub fn read(&mut self, index: usize, sums: &mut [f32]) -> Result<(), Gone> {
+        let done = self.done(index)?;
+        assert_eq!(sums.len(), done.len(), "room for the sums of the slice, neither more nor less");
+        done.read(0, sums);
+        Ok(())
+    }
+
+    /// The sums of a slice that is done, to be copied by whoever has time, until the next job is posted.
+    ///
+    /// # Errors
+    ///
+    /// [`Gone`] if they are not there, or not any more.
+    ///
+    /// # Panics
+    ///
+    /// If the job has no such slice.
+    pub fn done(&mut self, index: usize) -> Result<SliceSums, Gone> {
         let Posted { slice, .. } = self.slices[index];
-        let range = slice.sums_range();
-        assert_eq!(sums.len(), range.len(), "room for the sums of the slice, neither more nor less");
         let SliceState::Done(worker) = self.state(index) else { return Err(Gone { index }) };
         self.refresh();
         let seated = self.find(worker).ok_or(Gone { index })?;
-        seated.sums.read(range.start, sums);
         seated.tally.slices.add(1);
         seated.tally.rank_rows.add(slice.rank_rows());
-        Ok(())
+        Ok(SliceSums::new(Arc::clone(&seated.sums), slice.sums_range()))
     }
 
     /// Takes back whatever is not done. Sums that are done can still be read, until the next job is posted.

@@ -471,7 +471,9 @@ fn an_adapter_that_arrives_in_the_middle_of_an_answer_changes_nothing_in_it() {
                 assert_alike(golden, &client.ask(ask).answer);
                 // Figures are up to a second old.
                 thread::sleep(Duration::from_millis(1100));
-                ["workers", "device"].iter().all(|place| count(&client.adapter(name)["rank_rows"][place]) > 0)
+                // Beside a fast device the executor's own cores are enough for a model so small.
+                let rows = |place: &str| count(&client.adapter(name)["rank_rows"][place]);
+                rows("device") > 0 && rows("workers") + rows("executor") > 0
             });
             assert!(has_switched, "{invocation}: {}", client.adapter(name));
             assert!(deployment.stop().success());

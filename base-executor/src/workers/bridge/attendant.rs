@@ -14,12 +14,12 @@ use std::{
 };
 
 use failpoint::Outcome;
-use kernels::{Activations, cuda::board::has_reached};
+use kernels::{Activations, Pool, cuda::board::has_reached};
 use model::{
     cpu::Compute,
     deltas::assist::{Ask, Assist as _, Job},
 };
-use shmproto::board::XSlab;
+use shmproto::board::{SliceSums, XSlab};
 
 use super::{Order, Traffic, Wire};
 use crate::workers::assistant::{Assistant, Ends};
@@ -27,6 +27,9 @@ use crate::workers::assistant::{Assistant, Ends};
 /// How long the next order of a pass is looked for before the thread sleeps on it. Who posts is ahead of the device, so
 /// most orders are there already.
 const SPIN: Duration = Duration::from_micros(200);
+
+/// Sums that are copied at a time from a worker's memory to the device's: they stay in the first-level cache on the way.
+const PART: usize = 2048;
 
 /// Looks between two at which others may have the core.
 const SELFISH_LOOKS: u32 = 64;
@@ -230,7 +233,20 @@ impl<W: Wire> Ends for DeviceEnds<'_, W> {
         &self.rows.by_width[self.rows.now]
     }
 
-    fn summed(&mut self, at: usize, sums: &[f32]) {
-        self.wire.write_sums(at, sums);
+    fn summed(&mut self, elements: Range<usize>, sums: &[f32]) {
+        self.wire.write_sums(elements.start, &sums[elements]);
+    }
+
+    fn collect(&mut self, pool: &mut Pool, done: &[(usize, SliceSums)], _sums: &mut [f32]) {
+        let wire = self.wire;
+        pool.run(done.len(), |index| {
+            let (to, slice) = &done[index];
+            let mut part = [0.0; PART];
+            for at in (0..slice.len()).step_by(PART) {
+                let part = &mut part[..PART.min(slice.len() - at)];
+                slice.read(at, part);
+                wire.write_sums(to + at, part);
+            }
+        });
     }
 }

@@ -1,7 +1,8 @@
 //! Where adapters' bytes travel to the device: a stream of their own, beside the one that computes.
 //!
-//! Several copies are under way at a time, each with a mark behind it. Marks are reached in order; only then are the
-//! ranks of a copy announced, so whoever sees them may enqueue a kernel that reads them on any stream.
+//! Several flights are under way at a time, each with a mark behind it: all pieces of a rank block, or a part of one that
+//! goes through locked memory. Marks are reached in order; only then are the ranks of a flight announced, so whoever sees
+//! them may enqueue a kernel that reads them on any stream.
 
 use std::{
     collections::VecDeque,
@@ -17,10 +18,11 @@ use cudarc::driver::sys;
 use super::RegisteredBytes;
 use crate::cuda::{Cuda, CudaError, Event, Loan, Pinned, Stream, error::check};
 
-/// Most copies under way.
-const MAX_FLIGHTS: usize = 8;
+/// Most flights under way. Pieces are small, and a copy engine that has waited for the host moves half as much.
+const MAX_FLIGHTS: usize = 64;
 
-/// Bytes of a slot of locked memory, through which bytes travel that the device cannot read where they are.
+/// Slots of locked memory, through which bytes travel that the device cannot read where they are, and bytes of each.
+const MAX_SLOTS: usize = 8;
 const SLOT_BYTES: usize = 1 << 20;
 
 /// Some bytes and where they go.
@@ -47,7 +49,7 @@ impl Arrival {
     }
 }
 
-/// A copy under way.
+/// Copies under way with one mark behind them.
 struct Flight {
     event: Event,
     /// Kept while the device reads it.
@@ -63,14 +65,14 @@ struct Flights {
     under_way: VecDeque<Flight>,
     /// Marks to be used again.
     events: Vec<Event>,
-    /// How many there were: they take slots in turn.
-    begun: usize,
+    /// How many slots were taken, in turn.
+    staged: usize,
 }
 
 /// A queue of copies to one device. Shared by all who copy, and by who looks whether something has arrived.
 pub struct CopyLane {
     stream: Stream,
-    /// [`MAX_FLIGHTS`] of [`SLOT_BYTES`]: flights take them in turn.
+    /// [`MAX_SLOTS`] of [`SLOT_BYTES`]: flights take them in turn.
     slots: Vec<Pinned<u8>>,
     flights: Mutex<Flights>,
 }
@@ -88,7 +90,7 @@ impl CopyLane {
     ///
     /// The device is lost, or the host has no memory that may be locked.
     pub fn new(cuda: &Arc<Cuda>) -> Result<Arc<Self>, CudaError> {
-        let slots = (0..MAX_FLIGHTS).map(|_| Pinned::new(cuda, SLOT_BYTES)).collect::<Result<_, _>>()?;
+        let slots = (0..MAX_SLOTS).map(|_| Pinned::new(cuda, SLOT_BYTES)).collect::<Result<_, _>>()?;
         // All marks at once: a copy takes no memory, so none fails for want of it.
         let events = (0..MAX_FLIGHTS).map(|_| Event::new(cuda)).collect::<Result<_, _>>()?;
         let flights = Mutex::new(Flights { events, ..Flights::default() });
@@ -133,39 +135,52 @@ impl CopyLane {
         mut arrival: Option<Arrival>,
     ) -> Result<(), CudaError> {
         let mut flights = self.lock();
-        let parts: Vec<Piece<'_>> = match registered {
-            Some(source) => {
-                let contained = pieces.iter().all(|piece| source.contains(piece.from));
-                assert!(contained, "the registered memory is that of the matrix");
-                pieces.iter().map(|piece| Piece { ..*piece }).collect()
+        let Some(source) = registered else {
+            let mut parts = pieces.iter().flat_map(Piece::slots).peekable();
+            while let Some(part) = parts.next() {
+                let arrival = if parts.peek().is_none() { arrival.take() } else { None };
+                self.stage(&mut flights, &part, target, arrival)?;
             }
-            None => pieces.iter().flat_map(Piece::slots).collect(),
+            return Ok(());
         };
-        let last = parts.len().saturating_sub(1);
-        for (index, part) in parts.iter().enumerate() {
-            flights.wait_for_room(MAX_FLIGHTS - 1)?;
-            // The flight that had it last has landed: fewer than all are under way.
-            let slot = &self.slots[flights.begun % MAX_FLIGHTS];
-            let event = flights.events.pop().map_or_else(|| Event::new(self.cuda()), Ok)?;
-            match registered {
-                Some(_) => self.copy(part.to, part.from.as_ptr(), part.from.len())?,
-                None => {
-                    slot.write_bytes(part.from);
-                    self.copy(part.to, slot.host_address().cast(), part.from.len())?;
-                }
-            }
-            let flight = Flight {
-                event,
-                _source: registered.map(Arc::clone),
-                _target: Arc::clone(target),
-                arrival: if index == last { arrival.take() } else { None },
-            };
-            let marked = flight.event.record(&self.stream);
-            flights.begun += 1;
-            flights.under_way.push_back(flight);
-            marked?;
+        flights.wait_for_room(MAX_FLIGHTS - 1)?;
+        for piece in pieces {
+            assert!(source.contains(piece.from), "the registered memory is that of the matrix");
+            self.copy(piece.to, piece.from.as_ptr(), piece.from.len())?;
         }
-        Ok(())
+        self.mark(&mut flights, Some(Arc::clone(source)), target, arrival)
+    }
+
+    /// Copies a part that fits a slot through the next one.
+    fn stage(
+        &self,
+        flights: &mut Flights,
+        part: &Piece<'_>,
+        target: &Arc<Loan>,
+        arrival: Option<Arrival>,
+    ) -> Result<(), CudaError> {
+        // The flight that had the slot last has landed then: fewer than all slots are under way.
+        flights.wait_for_room(MAX_SLOTS - 1)?;
+        let slot = &self.slots[flights.staged % MAX_SLOTS];
+        flights.staged += 1;
+        slot.write(0, part.from);
+        self.copy(part.to, slot.host_address().cast(), part.from.len())?;
+        self.mark(flights, None, target, arrival)
+    }
+
+    /// A flight of what was copied since the last one.
+    fn mark(
+        &self,
+        flights: &mut Flights,
+        source: Option<Arc<RegisteredBytes>>,
+        target: &Arc<Loan>,
+        arrival: Option<Arrival>,
+    ) -> Result<(), CudaError> {
+        let event = flights.events.pop().map_or_else(|| Event::new(self.cuda()), Ok)?;
+        let marked = event.record(&self.stream);
+        let flight = Flight { event, _source: source, _target: Arc::clone(target), arrival };
+        flights.under_way.push_back(flight);
+        marked
     }
 
     fn copy(&self, to: u64, from: *const u8, bytes: usize) -> Result<(), CudaError> {

@@ -129,7 +129,7 @@ impl WeightUploader {
         self.next = (index + 1) % self.slots.len();
         let slot = &self.slots[index];
         slot.emptied.synchronize()?;
-        slot.pinned.write_bytes(piece);
+        slot.pinned.write(0, piece);
         Ok(index)
     }
 }
