@@ -54,7 +54,10 @@ pub(super) trait Ends {
     /// This process has summed these elements of `sums`.
     fn summed(&mut self, elements: Range<usize>, sums: &[f32]);
 
-    /// Workers have: each slice's sums begin at an element of `sums`.
+    /// How many slices of workers' are collected at a time.
+    fn together(&self, pool: &Pool) -> usize;
+
+    /// Workers have summed these slices: each one's sums begin at an element of `sums`.
     fn collect(&mut self, pool: &mut Pool, done: &[(usize, SliceSums)], sums: &mut [f32]);
 }
 
@@ -69,6 +72,11 @@ impl Ends for AtHand<'_> {
     }
 
     fn summed(&mut self, _elements: Range<usize>, _sums: &[f32]) {}
+
+    /// A copy is short beside the wait for the next slice.
+    fn together(&self, _pool: &Pool) -> usize {
+        1
+    }
 
     fn collect(&mut self, _pool: &mut Pool, done: &[(usize, SliceSums)], sums: &mut [f32]) {
         for (at, slice) in done {
@@ -249,8 +257,7 @@ impl Assistant {
     ) {
         self.help(compute, ends, asks, sums);
         let (mut left, mut done) = (Vec::new(), Vec::new());
-        // As many at a time as there are threads: a device's sums are copied by all of them.
-        let together = compute.pool.threads();
+        let together = ends.together(&compute.pool);
         for index in 0..self.shares.len() {
             let share = self.shares[index];
             // Computed by `help`, or taken back because its worker is gone.

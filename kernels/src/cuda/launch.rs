@@ -3,7 +3,8 @@
 use std::{ffi::c_void, sync::atomic::Ordering};
 
 use cudarc::driver::sys::{
-    self, CUfunction_attribute, CUlaunchAttribute, CUlaunchAttributeID, CUlaunchAttributeValue, CUlaunchConfig,
+    self, CUfunction_attribute, CUlaunchAttribute, CUlaunchAttributeID, CUlaunchAttributeValue,
+    CUlaunchConfig,
 };
 
 use super::{

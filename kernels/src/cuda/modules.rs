@@ -91,8 +91,11 @@ mod tests {
     #[test]
     fn kernels_begin_early_where_the_device_can_and_others_are_not_told() {
         for (capability, target, begin) in [((9, 0), "sm_90", true), ((8, 9), "sm_80", false)] {
-            let early = |name| kernels(capability).iter().any(|entry| entry.name == name && entry.begins_early);
-            for name in ["gemv_bf16_8", "gemv_q4_k_8", "add_norm_bf16", "lora_shrink_bf16", "lora_expand_bf16"] {
+            let early =
+                |name| kernels(capability).iter().any(|entry| entry.name == name && entry.begins_early);
+            for name in
+                ["gemv_bf16_8", "gemv_q4_k_8", "add_norm_bf16", "lora_shrink_bf16", "lora_expand_bf16"]
+            {
                 assert_eq!(early(name), begin, "{name} at {capability:?}");
             }
             for (name, ptx) in MODULES {

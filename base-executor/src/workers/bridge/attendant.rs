@@ -237,6 +237,11 @@ impl<W: Wire> Ends for DeviceEnds<'_, W> {
         self.wire.write_sums(elements.start, &sums[elements]);
     }
 
+    /// All threads copy, so that the device need not wait for one.
+    fn together(&self, pool: &Pool) -> usize {
+        pool.threads()
+    }
+
     fn collect(&mut self, pool: &mut Pool, done: &[(usize, SliceSums)], _sums: &mut [f32]) {
         let wire = self.wire;
         pool.run(done.len(), |index| {
