@@ -278,11 +278,12 @@ template <int PENDING> __device__ __forceinline__ void cp_async_wait() {
 // kernel writes, when that ends.
 //
 // Until `await_front` returns, everything but the kernel in front has run: weights, factors and tables, which come by
-// copies, may be read. Afterwards that has run, too. So every thread comes, before it reads or writes anything else
-// and before it leaves; coming again costs nothing. What kernels write is not read by __ldg: it may be moved.
+// copies, may be read (where the kernel in front makes them, the launch says so: `Shape::in_order`). Afterwards that
+// has run, too. So every thread comes, before it reads or writes anything else and before it leaves; coming again costs
+// nothing. What kernels write is not read by __ldg: it may be moved.
 
 #ifdef ON_CPU
-inline void await_front() { on_cpu::lane->has_waited = true; }
+inline void await_front(ON_CPU_HERE) { on_cpu::await_front(here); }
 #else
 __device__ __forceinline__ void await_front() {
     asm volatile("griddepcontrol.wait;\n griddepcontrol.launch_dependents;" ::: "memory");

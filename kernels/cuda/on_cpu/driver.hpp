@@ -11,6 +11,8 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <random>
 #include <set>
 #include <string>
 #include <vector>
@@ -59,8 +61,29 @@ struct Record {
     long long at_ns = 0;
 };
 
+// What a stream does. `front` is null, or a kernel that has not run yet: the work calls it where it waits for it.
+using Front = std::function<void()>;
+struct Work {
+    std::function<void(const Front *front)> run;
+    bool is_kernel = false, begins_early = false;
+};
+
+// Does work in its order, and yet begins a kernel that may begin early before the one in front has run: half of the
+// kernels, by chance, are held back until the next work is known.
+class Turns {
+  public:
+    explicit Turns(unsigned seed) : random_(seed + 1) {}
+    void take(Work work);
+    void settle();
+    bool hold_back() const { return held_.has_value(); }
+
+  private:
+    std::minstd_rand random_;
+    std::optional<Work> held_;
+};
+
 struct Graph {
-    std::vector<std::function<void()>> nodes;
+    std::vector<Work> nodes;
     bool invalid = false;
     int mode = 2; // of the capture: 0 global, 1 of this thread, 2 relaxed
 };
@@ -73,7 +96,7 @@ struct Stream {
     bool non_blocking = false;
     std::mutex lock;
     std::condition_variable changed;
-    std::deque<std::function<void()>> work;
+    std::deque<Work> work;
     uint64_t issued = 0, done = 0; // guarded by `lock`
     std::atomic<bool> closed{false};
     std::shared_ptr<Graph> capture;
@@ -134,6 +157,7 @@ ON_CPU_API std::shared_ptr<Stream> find_stream(void *handle);
 std::shared_ptr<Stream> start_stream(Device *device, bool non_blocking);
 // Puts work at the stream's end, or into the graph it captures.
 ON_CPU_API void enqueue(const std::shared_ptr<Stream> &stream, std::function<void()> work);
+void enqueue_kernel(const std::shared_ptr<Stream> &stream, std::function<void(const Front *)> run, bool begins_early);
 // CUDA_SUCCESS, or the end of the capture that the stream is in.
 CUresult refuse_in_capture(const std::shared_ptr<Stream> &stream);
 // The same for every stream of the current context: whoever waits for the device ends all captures, other threads' too.

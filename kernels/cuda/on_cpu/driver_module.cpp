@@ -183,7 +183,7 @@ static bool fails_on_purpose() {
     return driver().launches.fetch_add(1) >= last;
 }
 
-static void run(const Call &call) {
+static void run(const Call &call, const Front *front) {
     if (fails_on_purpose()) return lose_device(CUDA_ERROR_ILLEGAL_ADDRESS, "CUDA_ON_CPU_FAIL_AFTER launches have run");
     std::string wild = wild_pointer(call);
     if (!wild.empty()) return lose_device(CUDA_ERROR_ILLEGAL_ADDRESS, wild);
@@ -198,6 +198,7 @@ static void run(const Call &call) {
     launch->threads = call.threads;
     launch->shared_bytes = call.shared_bytes;
     launch->begins_early = call.begins_early;
+    launch->front = front;
     launch->seed = driver().launches;
     std::string failure = run_grid(launch);
     if (!failure.empty()) lose_device(launch->illegal_address ? CUDA_ERROR_ILLEGAL_ADDRESS : CUDA_ERROR_LAUNCH_FAILED, failure);
@@ -330,7 +331,8 @@ static CUresult enqueue_launch(Call call, void *stream_handle, void **parameters
         std::memcpy(&value, parameters[at], function.kernel->argument_bytes[at]);
         call.values.push_back(value);
     }
-    enqueue(stream, [call] { run(call); });
+    bool begins_early = call.begins_early;
+    enqueue_kernel(stream, [call = std::move(call)](const Front *front) { run(call, front); }, begins_early);
     return CUDA_SUCCESS;
 }
 
@@ -354,7 +356,7 @@ struct LaunchConfig {
     const LaunchAttribute *attributes;
     unsigned attribute_count;
 };
-// A kernel that may begin early begins no earlier here; but each of its lanes must wait as if it did.
+// A kernel that may begin early does so by chance (`Turns`), and each of its lanes must wait.
 EXPORT CUresult cuLaunchKernelEx(const LaunchConfig *config, void *function, void **parameters, void **extra) {
     bool begins_early = false;
     for (unsigned at = 0; at < config->attribute_count; ++at) {

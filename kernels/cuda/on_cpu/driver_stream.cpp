@@ -8,6 +8,7 @@
 #include <ctime>
 #include <random>
 #include <thread>
+#include <utility>
 #include <unistd.h>
 
 namespace on_cpu {
@@ -38,19 +39,50 @@ static void delay() {
     usleep(random() % (most_us + 1));
 }
 
+void Turns::take(Work work) {
+    if (held_ && work.begins_early) {
+        Work front = std::move(*held_);
+        held_.reset();
+        bool has_run = false;
+        Front run_front = [&] {
+            if (!std::exchange(has_run, true)) front.run(nullptr);
+        };
+        work.run(&run_front);
+        return run_front();
+    }
+    settle();
+    if (work.is_kernel && random_() / 2 % 2) held_ = std::move(work);
+    else work.run(nullptr);
+}
+
+void Turns::settle() {
+    if (!held_) return;
+    Work front = std::move(*held_);
+    held_.reset();
+    front.run(nullptr);
+}
+
 static void serve(std::shared_ptr<Stream> stream) {
+    Turns turns(0);
+    uint64_t begun = 0;
     std::unique_lock<std::mutex> hold(stream->lock);
     for (;;) {
-        stream->changed.wait(hold, [&] { return !stream->work.empty() || stream->closed; });
-        if (stream->work.empty()) return;
-        std::function<void()> next = std::move(stream->work.front());
-        stream->work.pop_front();
-        hold.unlock();
-        delay();
-        next();
-        next = nullptr;
+        if (!turns.hold_back()) stream->changed.wait(hold, [&] { return !stream->work.empty() || stream->closed; });
+        if (stream->work.empty() && !turns.hold_back()) return;
+        if (stream->work.empty()) {
+            hold.unlock();
+            turns.settle();
+        } else {
+            Work next = std::move(stream->work.front());
+            stream->work.pop_front();
+            ++begun;
+            hold.unlock();
+            delay();
+            turns.take(std::move(next));
+        }
         hold.lock();
-        ++stream->done;
+        if (turns.hold_back()) continue;
+        stream->done = begun;
         stream->changed.notify_all();
     }
 }
@@ -73,7 +105,11 @@ std::shared_ptr<Stream> find_stream(void *handle) {
     return nullptr;
 }
 
-static void push(Stream &stream, std::function<void()> work) {
+static Work plain(std::function<void()> work) {
+    return {[work = std::move(work)](const Front *) { work(); }, false, false};
+}
+
+static void push(Stream &stream, Work work) {
     std::lock_guard<std::mutex> hold(stream.lock);
     stream.work.push_back(std::move(work));
     ++stream.issued;
@@ -93,19 +129,20 @@ static void order_with_legacy(const std::shared_ptr<Stream> &stream) {
     auto &legacy = stream->device->legacy;
     if (stream->non_blocking) return;
     if (stream != legacy) {
-        if (uint64_t count = legacy->count_issued()) push(*stream, [=] { legacy->wait_for(count); });
+        if (uint64_t count = legacy->count_issued()) push(*stream, plain([=] { legacy->wait_for(count); }));
         return;
     }
     for (auto &other : streams_of(stream->device))
         if (other != stream && !other->non_blocking) {
             uint64_t count = other->count_issued();
-            push(*stream, [=] { other->wait_for(count); });
+            push(*stream, plain([=] { other->wait_for(count); }));
         }
 }
 
-void enqueue(const std::shared_ptr<Stream> &stream, std::function<void()> work) {
-    std::function<void()> guarded = [work = std::move(work)] {
-        if (!driver().lost) work();
+static void enqueue_work(const std::shared_ptr<Stream> &stream, Work work) {
+    Work guarded = work;
+    guarded.run = [run = std::move(work.run)](const Front *front) {
+        if (!driver().lost) run(front);
     };
     {
         std::lock_guard<std::mutex> hold(stream->lock);
@@ -116,6 +153,13 @@ void enqueue(const std::shared_ptr<Stream> &stream, std::function<void()> work) 
     }
     order_with_legacy(stream);
     push(*stream, std::move(guarded));
+}
+
+void enqueue(const std::shared_ptr<Stream> &stream, std::function<void()> work) {
+    enqueue_work(stream, plain(std::move(work)));
+}
+void enqueue_kernel(const std::shared_ptr<Stream> &stream, std::function<void(const Front *)> run, bool begins_early) {
+    enqueue_work(stream, {std::move(run), true, begins_early});
 }
 
 void synchronize_device() {
@@ -215,7 +259,7 @@ EXPORT CUresult cuStreamWaitEvent(void *handle, void *event_handle, unsigned) {
             return CUDA_SUCCESS;
         }
     }
-    if (std::shared_ptr<Record> record = event->record) push(*stream, [record] { wait_for(*record); });
+    if (std::shared_ptr<Record> record = event->record) push(*stream, plain([record] { wait_for(*record); }));
     return CUDA_SUCCESS;
 }
 
@@ -296,12 +340,12 @@ EXPORT CUresult cuEventRecord(void *handle, void *stream_handle) {
     auto record = std::make_shared<Record>();
     event->record = record;
     order_with_legacy(stream);
-    push(*stream, [record] {
+    push(*stream, plain([record] {
         std::lock_guard<std::mutex> hold(record->lock);
         record->at_ns = now_ns();
         record->done = true;
         record->changed.notify_all();
-    });
+    }));
     return CUDA_SUCCESS;
 }
 
@@ -406,7 +450,10 @@ EXPORT CUresult cuGraphLaunch(void *executable, void *handle) {
     if (!stream || !executable) return CUDA_ERROR_INVALID_HANDLE;
     auto graph = *static_cast<std::shared_ptr<Graph> *>(executable);
     enqueue(stream, [graph] {
-        for (auto &node : graph->nodes) node();
+        static std::atomic<unsigned> launches{0};
+        Turns turns(launches++);
+        for (auto &node : graph->nodes) turns.take(node);
+        turns.settle();
     });
     return CUDA_SUCCESS;
 }

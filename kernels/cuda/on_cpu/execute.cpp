@@ -25,6 +25,7 @@
 #include <string>
 #include <sys/mman.h>
 #include <thread>
+#include <utility>
 #include <unistd.h>
 #include <vector>
 #include <ucontext.h>
@@ -94,7 +95,7 @@ constexpr size_t STACK_BYTES = 96 * 1024 + 320;
 constexpr size_t SHARED_BYTES = 256 * 1024;
 constexpr uint64_t CANARY = 0xC0DEC0DEC0DEC0DE;
 
-enum class State : uint8_t { Unborn, Ready, AtBarrier, AtMeeting, Ended };
+enum class State : uint8_t { Unborn, Ready, AtBarrier, AtMeeting, AtFront, Ended };
 
 struct Copy {
     void *to;
@@ -147,6 +148,7 @@ struct Worker {
     BlockView view;
     Launch *launch = nullptr;
     unsigned count = 0, next = 0, fibers_used = 0, ended = 0, at_barrier = 0, predicates = 0, last_predicates = 0;
+    unsigned at_front = 0; // how many wait for the kernel in front
     unsigned ordered = 0; // how many of `order` are arranged
     size_t ready_first = 0, ready_count = 0;
     Place barrier{};
@@ -154,6 +156,7 @@ struct Worker {
 
     Worker();
     bool run(Launch &launch, uint64_t block);
+    void run_front();
     Lane *bear();
     void wake(Lane *waiting);
     Fiber *runnable();
@@ -188,6 +191,7 @@ Worker::Worker() : fibers(MAX_LANES), ready(MAX_LANES), order(MAX_LANES) {
 }
 
 static void poison_static_shared(const Library &library);
+static unsigned char *static_shared(const Library &library);
 
 static std::string describe(Dim3 at) {
     return "(" + std::to_string(at.x) + ", " + std::to_string(at.y) + ", " + std::to_string(at.z) + ")";
@@ -314,7 +318,7 @@ bool Worker::run(Launch &what, uint64_t block) {
     poison_static_shared(what.library);
 
     count = threads.x * threads.y * threads.z;
-    next = fibers_used = ended = at_barrier = predicates = 0;
+    next = fibers_used = ended = at_barrier = at_front = predicates = 0;
     ready_first = ready_count = 0;
     failure.clear();
     if (run_order() != Order::Forward || ordered < count) arrange(order, count, what.seed + block);
@@ -326,10 +330,13 @@ bool Worker::run(Launch &what, uint64_t block) {
         warps[warp].open = 0;
     }
 
-    Fiber *first = runnable();
-    lane = first->runs;
-    switch_to(scheduler, first->context);
-    lane = nullptr;
+    for (Fiber *fiber = runnable(); fiber; fiber = runnable()) {
+        lane = fiber->runs;
+        switch_to(scheduler, fiber->context);
+        lane = nullptr;
+        if (!failure.empty() || at_front == 0) break;
+        run_front();
+    }
 
     if (failure.empty() && ended < count) fail("stuck: some lanes wait for others that never come" + where_lanes_wait());
     for (unsigned at = 0; at < fibers_used; ++at)
@@ -337,6 +344,20 @@ bool Worker::run(Launch &what, uint64_t block) {
     if (failure.empty()) return true;
     what.fail(failure);
     return false;
+}
+
+// Nobody can go on before the kernel in front has run: on this thread, which has a second place for that.
+void Worker::run_front() {
+    static __thread Worker *spare __attribute__((tls_model("initial-exec"))) = nullptr;
+    unsigned char *shared_now = static_shared(launch->library);
+    std::vector<unsigned char> kept(shared_now, shared_now + launch->library.shared_bytes);
+    std::swap(worker, spare);
+    (*std::exchange(launch->front, nullptr))();
+    std::swap(worker, spare);
+    std::copy(kept.begin(), kept.end(), shared_now);
+    at_front = 0;
+    for (unsigned at = 0; at < count; ++at)
+        if (lanes[order[at]].state == State::AtFront) wake(&lanes[order[at]]);
 }
 
 // ---- What lanes call --------------------------------------------------------------------------------------------------
@@ -370,6 +391,17 @@ int sync_block(int predicate, Place here) {
         if (waiting.state == State::AtBarrier) self.wake(&waiting);
     }
     return static_cast<int>(self.last_predicates);
+}
+
+void await_front(Place here) {
+    Worker &self = *worker;
+    Lane *runs = static_cast<Lane *>(lane);
+    runs->has_waited = true;
+    if (!self.launch->front) return;
+    runs->state = State::AtFront;
+    runs->waits = here;
+    ++self.at_front;
+    self.go_on();
 }
 
 unsigned active_mask() {
@@ -517,16 +549,18 @@ void Launch::fail(const std::string &why) {
     failed = true;
 }
 
+// Takes a block, if one is left.
+static bool take_block(Launch &launch) {
+    uint64_t blocks = launch.blocks(), turn = launch.next_block.fetch_add(1);
+    if (turn >= blocks || launch.failed) return false;
+    bool backward = run_order() == Order::Backward || (run_order() == Order::Shuffled && launch.seed % 2);
+    this_worker().run(launch, backward ? blocks - 1 - turn : turn);
+    return true;
+}
+
 // Takes blocks until none is left. Any number of threads may help with a launch.
 static void take_blocks(Launch &launch) {
-    Worker &self = this_worker();
-    uint64_t blocks = launch.blocks();
-    for (;;) {
-        uint64_t turn = launch.next_block.fetch_add(1);
-        if (turn >= blocks || launch.failed) return;
-        bool backward = run_order() == Order::Backward || (run_order() == Order::Shuffled && launch.seed % 2);
-        self.run(launch, backward ? blocks - 1 - turn : turn);
-    }
+    while (take_block(launch)) {}
 }
 
 // Threads that help with grids of several blocks. They never decide whether a launch ends: the stream's own thread
@@ -570,6 +604,9 @@ class Helpers {
 
 std::string run_grid(const std::shared_ptr<Launch> &launch) {
     static Helpers &helpers = *new Helpers;
+    // One block begins before the kernel in front has run.
+    if (launch->front) take_block(*launch);
+    launch->front = nullptr;
     bool shared_out = launch->blocks() > 1;
     if (shared_out) helpers.offer(launch);
     take_blocks(*launch);
@@ -584,10 +621,14 @@ struct TlsIndex {
 };
 extern "C" void *__tls_get_addr(TlsIndex *);
 
-static void poison_static_shared(const Library &library) {
-    if (library.shared_bytes == 0) return;
+static unsigned char *static_shared(const Library &library) {
+    if (library.shared_bytes == 0) return nullptr;
     TlsIndex start{library.tls_module, 0};
-    std::memset(__tls_get_addr(&start), 0xFF, library.shared_bytes);
+    return static_cast<unsigned char *>(__tls_get_addr(&start));
+}
+
+static void poison_static_shared(const Library &library) {
+    if (library.shared_bytes > 0) std::memset(static_shared(library), 0xFF, library.shared_bytes);
 }
 
 } // namespace on_cpu

@@ -55,6 +55,8 @@ struct Said {
 ON_CPU_API int sync_block(int predicate, Place here);
 // The lanes of this warp that have not ended.
 ON_CPU_API unsigned active_mask();
+// Waits for the kernel in front of this one, if that has not run yet.
+ON_CPU_API void await_front(Place here);
 // Lets the other lanes, and other threads of the machine, go on.
 ON_CPU_API void sleep(unsigned ns);
 // Reports a fault of the kernel, ends the whole launch, and makes the device unusable. Does not return.

@@ -4,6 +4,7 @@
 #include "execute.hpp"
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -27,6 +28,7 @@ struct Launch {
     Dim3 grid, threads;
     uint32_t shared_bytes = 0;
     bool begins_early = false; // so that every lane must come to `await_front`
+    const std::function<void()> *front = nullptr; // to be run where the first block waits for it
     uint64_t seed = 0;
 
     std::atomic<uint64_t> next_block{0};

@@ -40,6 +40,17 @@ CUresult cuEventQuery(void *);
 CUresult cuModuleLoadData(void **, const void *);
 CUresult cuModuleGetFunction(void **, void *, const char *);
 CUresult cuFuncSetAttribute(void *, int, int);
+struct LaunchAttribute {
+    unsigned id;
+    alignas(8) unsigned value[16];
+};
+struct LaunchConfig {
+    unsigned grid[3], threads[3], shared_bytes;
+    void *stream;
+    const LaunchAttribute *attributes;
+    unsigned attribute_count;
+};
+CUresult cuLaunchKernelEx(const LaunchConfig *, void *, void **, void **);
 CUresult cuLaunchKernel(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **,
                         void **);
 int cublasLtCreate(void **);
@@ -83,6 +94,20 @@ static const char PTX[] = R"(
 .visible .entry selftest_tiles(.param .u64 p0, .param .u64 p1, .param .u64 p2)
 { ret;
 }
+.visible .entry selftest_write(
+    .param .u64 selftest_write_param_0,
+    .param .u32 selftest_write_param_1
+)
+{ ret;
+}
+.visible .entry selftest_early(
+    .param .u64 selftest_early_param_0,
+    .param .u64 selftest_early_param_1,
+    .param .u64 selftest_early_param_2,
+    .param .u32 selftest_early_param_3
+)
+{ ret;
+}
 .visible .entry selftest_fault(
     .param .u64 selftest_fault_param_0,
     .param .u32 selftest_fault_param_1
@@ -111,6 +136,14 @@ static void *function(const char *name) {
 template <typename... A> static CUresult launch(const char *name, unsigned grid, unsigned threads, unsigned shared, A... a) {
     void *arguments[] = {&a...};
     return cuLaunchKernel(function(name), grid, 1, 1, threads, 1, 1, shared, stream, arguments, nullptr);
+}
+
+// One block that may begin before what is in front of it has ended.
+template <typename... A> static CUresult launch_early(const char *name, unsigned threads, A... a) {
+    void *arguments[] = {&a...};
+    LaunchAttribute attribute = {6, {1}};
+    LaunchConfig config = {{1, 1, 1}, {threads, 1, 1}, 0, stream, &attribute, 1};
+    return cuLaunchKernelEx(&config, function(name), arguments, nullptr);
 }
 
 template <typename T> static CUdeviceptr upload(const std::vector<T> &from) {
@@ -313,6 +346,32 @@ static void a_graph_does_again_what_was_captured() {
     REQUIRE(cuStreamEndCapture(stream, &graph) == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
 }
 
+static void a_kernel_may_begin_before_the_one_in_front_has_run() {
+    auto from = upload(std::vector<unsigned>(64)), before = room<unsigned>(64), behind = room<unsigned>(64);
+    void *graph, *executable;
+    OK(cuStreamBeginCapture_v2(stream, 1));
+    OK(launch("selftest_write", 1, 64, 0, from, 9u));
+    OK(launch_early("selftest_early", 64, before, behind, from, 64u));
+    OK(cuStreamEndCapture(stream, &graph));
+    OK(cuGraphInstantiateWithFlags(&executable, graph, 0));
+    unsigned early = 0, turns = 32;
+    for (unsigned turn = 0; turn < turns; ++turn) {
+        OK(cuMemsetD32Async(from, 0, 64, stream));
+        OK(cuGraphLaunch(executable, stream));
+        REQUIRE(download<unsigned>(behind, 64) == std::vector<unsigned>(64, 9));
+        std::vector<unsigned> read = download<unsigned>(before, 64);
+        REQUIRE(read == std::vector<unsigned>(64, read[0])); // shared memory is kept meanwhile
+        early += read[0] == 0;
+    }
+    REQUIRE(early > 0 && early < turns);
+}
+
+static void a_lane_that_leaves_before_the_kernel_in_front_has_ended_is_reported() {
+    auto words = upload(std::vector<unsigned>(64));
+    OK(launch_early("selftest_early", 64, words, words, words, 63u));
+    REQUIRE(cuStreamSynchronize(stream) == CUDA_ERROR_LAUNCH_FAILED);
+}
+
 // ---- cuBLASLt ---------------------------------------------------------------------------------------------------------
 
 static std::vector<unsigned char> stored(const std::vector<float> &numbers, int type) {
@@ -385,6 +444,8 @@ static const struct {
     CASE(pinned_memory_is_read_when_the_stream_gets_there),
     CASE(a_stream_waits_for_what_an_event_marked),
     CASE(a_graph_does_again_what_was_captured),
+    CASE(a_kernel_may_begin_before_the_one_in_front_has_run),
+    CASE(a_lane_that_leaves_before_the_kernel_in_front_has_ended_is_reported),
     CASE(cublaslt_multiplies_column_major_matrices),
 };
 

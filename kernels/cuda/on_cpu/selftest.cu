@@ -100,6 +100,21 @@ extern "C" __global__ void selftest_fault(float *out, unsigned which) {
     }
 }
 
+extern "C" __global__ void selftest_write(unsigned *to, unsigned value) { to[threadIdx.x] = value; }
+
+// What a kernel reads before it has waited for the one in front, and afterwards.
+extern "C" __global__ void selftest_early(unsigned *before, unsigned *behind, const unsigned *from, unsigned waiting) {
+    __shared__ unsigned read[64];
+    unsigned self = threadIdx.x;
+    read[self] = from[self];
+    if (self < waiting) await_front();
+    __syncthreads();
+    before[self] = read[blockDim.x - 1 - self];
+    behind[self] = from[self];
+}
+
+ON_CPU_KERNEL(selftest_write);
+ON_CPU_KERNEL(selftest_early);
 ON_CPU_KERNEL(selftest_sums);
 ON_CPU_KERNEL(selftest_shuffles);
 ON_CPU_KERNEL(selftest_product_f16);

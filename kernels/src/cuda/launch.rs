@@ -60,17 +60,24 @@ pub(super) struct Shape {
     pub(super) threads: u32,
     /// Bytes of dynamic shared memory of a block.
     pub(super) shared_bytes: u32,
+    /// Whether it begins only when what is in front of it has ended, whatever the kernel may.
+    pub(super) in_order: bool,
 }
 
 impl Shape {
     /// `blocks` blocks of `threads` threads in a row.
     pub(super) fn line(blocks: usize, threads: u32) -> Self {
-        Self { grid: [count(blocks), 1, 1], threads, shared_bytes: 0 }
+        Self { grid: [count(blocks), 1, 1], threads, shared_bytes: 0, in_order: false }
     }
 
     /// A grid of two dimensions.
     pub(super) fn plane(x: usize, y: usize, threads: u32) -> Self {
-        Self { grid: [count(x), count(y), 1], threads, shared_bytes: 0 }
+        Self { grid: [count(x), count(y), 1], threads, shared_bytes: 0, in_order: false }
+    }
+
+    /// For a kernel that is given what the one in front of it makes where it reads before it waits.
+    pub(super) fn in_order(self) -> Self {
+        Self { in_order: true, ..self }
     }
 
     /// With so much dynamic shared memory for each block.
@@ -137,7 +144,7 @@ pub(super) unsafe fn launch(
         sharedMemBytes: shape.shared_bytes,
         hStream: stream.raw(),
         attrs: attributes.as_mut_ptr(),
-        numAttrs: u32::from(function.begins_early),
+        numAttrs: u32::from(function.begins_early && !shape.in_order),
     };
     let parameters = addresses.as_mut_ptr();
     // SAFETY: the arguments are the kernel's (the caller's promise); the driver copies them and the attributes before it

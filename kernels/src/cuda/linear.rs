@@ -76,6 +76,8 @@ struct Operand<'a> {
     bias_at: usize,
     /// The column of `out`; of the transposed product, of its input.
     column: usize,
+    /// Whether a kernel in front makes the weights.
+    is_made: bool,
 }
 
 impl<'a> Operand<'a> {
@@ -83,7 +85,7 @@ impl<'a> Operand<'a> {
         let weight = part.weight;
         let (kind, rows, columns) = (weight.kind(), weight.rows(), weight.columns());
         let (bias, column) = (part.bias, part.column);
-        Self { address: weight.address(), kind, rows, columns, bias, bias_at: 0, column }
+        Self { address: weight.address(), kind, rows, columns, bias, bias_at: 0, column, is_made: false }
     }
 
     /// Where its bias begins, 0 without one.

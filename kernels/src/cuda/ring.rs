@@ -168,7 +168,7 @@ pub fn linear_ring_transposed(
         let blocks =
             [weight.columns().div_ceil(TRANSPOSED_TILE.1), g.rows().div_ceil(TRANSPOSED_TILE.0)].map(count);
         let grid = [blocks[0], blocks[1], count(weight.rows().div_ceil(SLICE))];
-        let shape = Shape { grid, threads: THREADS, shared_bytes: 0 };
+        let shape = Shape { grid, ..Shape::line(1, THREADS) };
         // SAFETY: 1. The kernels are declared with these arguments. 2. The part's words lie within g's rows, as was checked, and
         // out's rows are as long as the weight's. 3. What it writes is borrowed exclusively.
         unsafe { launch(stream, by_form!("ring_transposed", weight.kind()), shape, &arguments)? };

@@ -38,6 +38,8 @@ pub(super) fn takes(kind: TensorType, x: &Matrix) -> bool {
 }
 
 /// Enqueues the products of up to [`MAX_PARTS`] matrices of one kind.
+///
+/// Weights are read before the kernels in front have ended: those that one of them makes are [`Operand::is_made`].
 pub(super) fn multiply(
     stream: &Stream,
     x: &Matrix,
@@ -52,10 +54,12 @@ pub(super) fn multiply(
         let rows = most.min(x.rows() - first);
         let (name, features) = kernel(kind, rows);
         let blocks: usize = parts.iter().map(|part| part.rows.div_ceil(features)).sum();
+        let shape = Shape::line(blocks, THREADS);
+        let shape = if parts.iter().any(|part| part.is_made) { shape.in_order() } else { shape };
         let arguments = arguments(x, parts, out, first, rows);
         // SAFETY: 1. The kernels are declared with these arguments, all of them alike. 2. The parts' shapes and columns were
         // checked; rows `first..first + rows` of x and out exist. 3. What it writes is borrowed exclusively.
-        unsafe { launch(stream, name, Shape::line(blocks, THREADS), &arguments)? };
+        unsafe { launch(stream, name, shape, &arguments)? };
     }
     Ok(())
 }

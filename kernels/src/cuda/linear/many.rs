@@ -146,7 +146,8 @@ fn for_each_tile<'a>(
         let rows = rows_a_tile.min(whole.rows - first);
         dequantize(stream, part.weight, (first, rows), tile, kind)?;
         let (address, bias_at, column) = (tile.address(), first, whole.column + first);
-        each(blas.as_mut(), Operand { address, kind: tensor_type(kind), rows, bias_at, column, ..whole })?;
+        let kind = tensor_type(kind);
+        each(blas.as_mut(), Operand { address, kind, rows, bias_at, column, is_made: true, ..whole })?;
     }
     Ok(())
 }
