@@ -70,7 +70,7 @@ fn posting_claiming_and_taking_back_take_no_memory() {
         }
         for index in (0..8).rev() {
             if let SliceState::Done(_) = poster.state(index) {
-                poster.read(index, &mut sums).unwrap();
+                poster.done(index).map(|done| done.read(0, &mut sums)).unwrap();
             } else {
                 assert_eq!(poster.take_back(index), TakeBack::Taken);
             }

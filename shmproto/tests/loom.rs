@@ -62,7 +62,7 @@ fn settle(poster: &mut Poster, index: usize) -> Option<[f32; 2]> {
         TakeBack::Taken => None,
         TakeBack::AlreadyDone(_) => {
             let mut sums = [0.0; 2];
-            poster.read(index, &mut sums).ok().map(|()| sums)
+            poster.done(index).map(|done| done.read(0, &mut sums)).ok().map(|()| sums)
         }
     }
 }
@@ -91,7 +91,7 @@ fn a_slice_that_is_seen_to_be_done_has_its_sums() {
         let worker = thread::spawn(move || work(&mut seat));
         if let SliceState::Done(_) = poster.state(0) {
             let mut sums = [0.0; 2];
-            poster.read(0, &mut sums).unwrap();
+            poster.done(0).map(|done| done.read(0, &mut sums)).unwrap();
             assert_eq!(sums, [2.0, 6.0]);
         }
         worker.join().unwrap();

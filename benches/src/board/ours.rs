@@ -75,7 +75,10 @@ impl AtTheBoard {
         let Slice { sums_offset, sums_elements, .. } = self.slices[index];
         let first = usize::try_from(sums_offset).context("an offset within the sums")?;
         let sums = &mut self.sums[first..first + sums_elements as usize];
-        self.poster.read(index, sums).with_context(|| format!("the sums of slice {index} are gone"))
+        self.poster
+            .done(index)
+            .map(|done| done.read(0, sums))
+            .with_context(|| format!("the sums of slice {index} are gone"))
     }
 }
 

@@ -203,7 +203,7 @@ fn workers_that_are_killed_in_turn_while_there_is_work_lose_no_slice() {
                 shmproto::board::TakeBack::AlreadyDone(_) => {}
             }
             // What was done was done whole.
-            if executor.poster.read(index, &mut sums).is_ok() {
+            if executor.poster.done(index).map(|done| done.read(0, &mut sums)).is_ok() {
                 assert_eq!(bits(&sums), expected);
             }
         }

@@ -280,22 +280,6 @@ impl Poster {
         }
     }
 
-    /// Copies the sums of a slice that is done: `[rows, columns]`.
-    ///
-    /// # Errors
-    ///
-    /// [`Gone`] if they are not there, or not any more.
-    ///
-    /// # Panics
-    ///
-    /// If `sums` has not [`Slice::sums_elements`] numbers, or the job has no such slice.
-    pub fn read(&mut self, index: usize, sums: &mut [f32]) -> Result<(), Gone> {
-        let done = self.done(index)?;
-        assert_eq!(sums.len(), done.len(), "room for the sums of the slice, neither more nor less");
-        done.read(0, sums);
-        Ok(())
-    }
-
     /// The sums of a slice that is done, to be copied by whoever has time, until the next job is posted.
     ///
     /// # Errors
@@ -423,7 +407,7 @@ mod tests {
             assert_eq!(seat.wait(Duration::ZERO), Wake::Job);
             assert!(seat.claim(|_, _| true).unwrap().done(&[3.0; 2]));
             let mut sums = [0.0; 2];
-            assert_eq!((poster.read(0, &mut sums), sums), (Ok(()), [3.0; 2]));
+            assert_eq!((poster.done(0).map(|done| done.read(0, &mut sums)), sums), (Ok(()), [3.0; 2]));
         }
         assert!(!claim.done(&[9.0; 2]));
         assert_eq!(board.figures().violations, 0);
