@@ -95,7 +95,8 @@ pub(super) fn count(of: usize) -> u32 {
     u32::try_from(of).expect("shapes fit 32 bits")
 }
 
-/// Enqueues kernel `name` on `stream`. A grid without blocks is no launch.
+/// Enqueues kernel `name` on `stream`. A grid without blocks is no launch. A kernel that waits itself for what is in front of it
+/// (`await_front` in `common.cuh`) begins before that has ended, unless its shape is [`in_order`](Shape::in_order).
 ///
 /// # Errors
 ///
@@ -105,7 +106,8 @@ pub(super) fn count(of: usize) -> u32 {
 ///
 /// The arguments are those the kernel is declared with, in number, order and type; what pointers point to is memory of
 /// the stream's device (or registered with it), as large as the kernel takes it to be, and stays so until the kernel
-/// has run; nobody else writes what it reads or reads what it writes except in the order of the stream.
+/// has run; nobody else writes what it reads or reads what it writes except in the order of the stream. What a kernel that
+/// begins early reads before it waits is not made by the one in front.
 pub(super) unsafe fn launch(
     stream: &Stream,
     name: &str,

@@ -143,12 +143,14 @@ impl CopyLane {
             }
             return Ok(());
         };
+        let contained = pieces.iter().all(|piece| source.contains(piece.from));
+        assert!(contained, "the registered memory is that of the matrix");
         flights.wait_for_room(MAX_FLIGHTS - 1)?;
-        for piece in pieces {
-            assert!(source.contains(piece.from), "the registered memory is that of the matrix");
-            self.copy(piece.to, piece.from.as_ptr(), piece.from.len())?;
-        }
-        self.mark(&mut flights, Some(Arc::clone(source)), target, arrival)
+        let mut pieces = pieces.iter();
+        let copied = pieces.try_for_each(|piece| self.copy(piece.to, piece.from.as_ptr(), piece.from.len()));
+        // What is under way keeps its ends, although the rest is not.
+        let arrival = arrival.filter(|_| copied.is_ok());
+        self.mark(&mut flights, Some(Arc::clone(source)), target, arrival).and(copied)
     }
 
     /// Copies a part that fits a slot through the next one.
