@@ -204,7 +204,7 @@ impl Exact {
         }
         let verifying = self.verifier.as_ref().map(|verifier| verifier.over(session)).transpose()?;
         let route: Box<dyn Route> = match &self.cover {
-            Cover::Bare => Box::new(Bare),
+            Cover::Bare => Box::new(Bare::default()),
             Cover::Shares(second) => Box::new(Shares::new(second, session)?),
             Cover::Pads(pads) => Box::new(Padded::new(pads, session)?),
         };

@@ -122,8 +122,7 @@ impl Victim {
     fn together(&self, site: SiteId) -> Whole {
         let sent = self.sent(site);
         let drawn = self.second.as_ref().unwrap().drawn(site, Op::ForwardNoBias, sent.width);
-        let bare = sent.numbers.iter().zip(&drawn.numbers).map(|(z, r)| z.wrapping_sub(*r));
-        Whole { width: sent.width, numbers: bare.collect() }
+        sent.without(&drawn)
     }
 }
 

@@ -1,4 +1,5 @@
-// Linear layers modulo 2^64: rows of 64-bit words through weights that are whole numbers (`ring.cuh`).
+// Linear layers modulo 2^64 or 2^48: rows of numbers of so many bits through weights that are whole numbers
+// (`ring.cuh`). Products are words of 64 bits, of which numbers of 48 keep the lower ones.
 //
 //   out[r, column + o] = sum_k W[o, k] x[r, k]        modulo 2^64
 //
@@ -30,7 +31,7 @@ constexpr unsigned THREADS = 256, WARPS = THREADS / LANES, BAND = 16, TILE_ROWS 
 // For each row and group of 32 elements, and then each lane of a warp as it multiplies: plane lane / 4 of octet
 // lane % 4, in the order of `signed_codes`. Zeros behind the end of a row.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    ring_planes(const Word *x, unsigned rows, unsigned width, unsigned groups, uint2 *planes) {
+    ring_planes(const void *x, unsigned number_bytes, unsigned rows, unsigned width, unsigned groups, uint2 *planes) {
     size_t at = size_t(blockIdx.x) * THREADS + threadIdx.x;
     if (at >= size_t(rows) * groups * LANES) return;
     size_t row = at / LANES / groups;
@@ -38,7 +39,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     unsigned bytes[8];
 #pragma unroll
     for (unsigned i = 0; i < 8; ++i)
-        bytes[i] = first + i < width ? unsigned(x[row * width + first + i] >> (8 * plane)) & 255 : 0;
+        bytes[i] = first + i < width ? unsigned(load_number(x, number_bytes, row * width + first + i) >> (8 * plane)) & 255 : 0;
     planes[at] = make_uint2(bytes[0] | bytes[4] << 8 | bytes[1] << 16 | bytes[5] << 24,
                             bytes[2] | bytes[6] << 8 | bytes[3] << 16 | bytes[7] << 24);
 }
@@ -204,9 +205,9 @@ __device__ __forceinline__ void add_group(Sums &sums, const Terms<F> &terms, con
     }
 }
 
-// Sums over the planes, and over the warps; writes the words.
+// Sums over the planes, and over the warps; writes the numbers of a block, whose first row is `row_from`.
 __device__ __forceinline__ void write_words(const Sums &sums, unsigned batch, unsigned first, unsigned outputs,
-                                            Word *out, size_t stride) {
+                                            void *out, unsigned number_bytes, size_t row_from, size_t stride) {
     __shared__ Word of_warp[WARPS][TILE_ROWS][BAND];
     unsigned group = lane_index() / 4, t = lane_index() % 4;
 #pragma unroll
@@ -226,14 +227,15 @@ __device__ __forceinline__ void write_words(const Sums &sums, unsigned batch, un
     Word word = 0;
 #pragma unroll
     for (unsigned warp = 0; warp < WARPS; ++warp) word += of_warp[warp][row][threadIdx.x % BAND];
-    out[row * stride + output] = word;
+    store_number(out, number_bytes, (row_from + row) * stride + output, word);
 }
 
 static_assert(TILE_ROWS * BAND <= THREADS, "a thread for each word that a block makes");
 
 template <Form F>
 __device__ __forceinline__ void ring_linear(const void *weight, unsigned outputs, unsigned columns, Factors by,
-                                            const uint2 *x, unsigned rows, Word *out, unsigned stride) {
+                                            const uint2 *x, unsigned rows, void *out, unsigned number_bytes,
+                                            unsigned stride) {
     unsigned first = blockIdx.y * BAND, groups = (columns + GROUP - 1) / GROUP;
     unsigned batch = min(rows - blockIdx.x * TILE_ROWS, TILE_ROWS);
     size_t x_stride = size_t(groups) * LANES;
@@ -274,15 +276,15 @@ __device__ __forceinline__ void ring_linear(const void *weight, unsigned outputs
             add_group<F>(sums, terms, x + size_t(from + u) * LANES, x_stride, batch);
         }
     }
-    out += blockIdx.x * TILE_ROWS * size_t(stride);
-    write_words(sums, batch, first, outputs, out, stride);
+    write_words(sums, batch, first, outputs, out, number_bytes, blockIdx.x * TILE_ROWS, stride);
 }
 
 #define RING_LINEAR(form)                                                                                    \
     extern "C" __global__ void __launch_bounds__(THREADS, 2)                                                 \
         ring_##form(const void *weight, unsigned outputs, unsigned columns, float factor, float then,        \
-                    const uint2 *x, unsigned rows, Word *out, unsigned stride) {                             \
-        ring_linear<Form::form>(weight, outputs, columns, {factor, then}, x, rows, out, stride);             \
+                    const uint2 *x, unsigned rows, void *out, unsigned number_bytes, unsigned stride) {      \
+        ring_linear<Form::form>(weight, outputs, columns, {factor, then}, x, rows, out, number_bytes,        \
+                                stride);                                                                     \
     }
 
 RING_LINEAR(f32)

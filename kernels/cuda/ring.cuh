@@ -1,4 +1,5 @@
-// Weights as whole numbers times a power of two, for products modulo 2^64 (`ring.cu`, `ring_transposed.cu`).
+// Weights as whole numbers times a power of two, for products modulo 2^64 or 2^48 (`ring.cu`, `ring_transposed.cu`),
+// and numbers of rows.
 //
 //   block formats   code * scale + minimum      scales and minima to 11 bits, as whole numbers of at most 31 bits
 //   floats          round(w * 2^24) * 2^n, rounded again
@@ -12,6 +13,24 @@
 #include "quant.cuh"
 
 using Word = unsigned long long;
+
+// Number `at` of rows, which has eight bytes or six, the lowest first, as a word: the bytes that it lacks are zeros.
+// Numbers of six begin at even addresses.
+__device__ __forceinline__ Word load_number(const void *rows, unsigned bytes, size_t at) {
+    if (bytes == 8) return static_cast<const Word *>(rows)[at];
+    auto half = static_cast<const unsigned short *>(rows) + 3 * at;
+    return half[0] | Word(half[1]) << 16 | Word(half[2]) << 32;
+}
+// Writes as many of the lower bytes of a word.
+__device__ __forceinline__ void store_number(void *rows, unsigned bytes, size_t at, Word word) {
+    if (bytes == 8) {
+        static_cast<Word *>(rows)[at] = word;
+        return;
+    }
+    auto half = static_cast<unsigned short *>(rows) + 3 * at;
+#pragma unroll
+    for (int i = 0; i < 3; ++i) half[i] = static_cast<unsigned short>(word >> (16 * i));
+}
 
 // What weights are multiplied with: those of block formats by `first` before they are halves, and by `then`
 // behind that; floats by `first` before they are whole numbers, and by `then` behind that.

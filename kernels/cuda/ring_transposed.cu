@@ -1,4 +1,5 @@
-// The transposed product modulo 2^64: the gradient at the inputs of `ring.cu`.
+// The transposed product modulo 2^64 or 2^48: the gradient at the inputs of `ring.cu`. Its sums are words, whose
+// lower bits are taken for numbers of 48 in the end.
 //
 //   out[r, i] += sum_o g[r, column + o] W[o, i]        modulo 2^64
 //
@@ -15,11 +16,10 @@ constexpr unsigned THREADS = 256, WARPS = THREADS / LANES, TILE_ROWS = 4, OCTETS
 
 template <Form F>
 __device__ __forceinline__ void ring_transposed(const void *weight, unsigned outputs, unsigned columns, Factors by,
-                                                const Word *g, unsigned rows, unsigned stride, unsigned slice,
-                                                Word *out) {
+                                                const void *g, unsigned number_bytes, unsigned rows,
+                                                unsigned stride, unsigned slice, Word *out) {
     unsigned at = (blockIdx.x * OCTETS + lane_index()) * 8, first = blockIdx.y * TILE_ROWS;
     unsigned batch = min(rows - first, TILE_ROWS), end = min((blockIdx.z + 1) * slice, outputs);
-    g += size_t(first) * stride;
     Word sums[TILE_ROWS][8] = {};
     for (unsigned output = blockIdx.z * slice + warp_index(); output < end; output += WARPS) {
         int whole[8] = {};
@@ -27,7 +27,7 @@ __device__ __forceinline__ void ring_transposed(const void *weight, unsigned out
 #pragma unroll
         for (unsigned row = 0; row < TILE_ROWS; ++row) {
             if (row >= batch) break;
-            Word word = g[size_t(row) * stride + output];
+            Word word = load_number(g, number_bytes, size_t(first + row) * stride + output);
             int low = int(unsigned(word));
             unsigned high = unsigned((word + 0x80000000u) >> 32);
 #pragma unroll
@@ -62,9 +62,10 @@ __device__ __forceinline__ void ring_transposed(const void *weight, unsigned out
 #define RING_TRANSPOSED(form)                                                                                \
     extern "C" __global__ void __launch_bounds__(THREADS, 2)                                                 \
         ring_transposed_##form(const void *weight, unsigned outputs, unsigned columns, float factor,         \
-                               float then, const Word *g, unsigned rows, unsigned stride, unsigned slice,    \
-                               Word *out) {                                                                  \
-        ring_transposed<Form::form>(weight, outputs, columns, {factor, then}, g, rows, stride, slice, out);  \
+                               float then, const void *g, unsigned number_bytes, unsigned rows,              \
+                               unsigned stride, unsigned slice, Word *out) {                                 \
+        ring_transposed<Form::form>(weight, outputs, columns, {factor, then}, g, number_bytes, rows, stride, \
+                                    slice, out);                                                             \
     }
 
 RING_TRANSPOSED(f32)
@@ -79,6 +80,13 @@ RING_TRANSPOSED(q4_k)
 RING_TRANSPOSED(q5_k)
 RING_TRANSPOSED(q6_k)
 
+// Words as numbers of 48 bits.
+extern "C" __global__ void __launch_bounds__(THREADS) ring_narrow(const Word *words, size_t count, void *numbers) {
+    size_t at = size_t(blockIdx.x) * THREADS + threadIdx.x;
+    if (at < count) store_number(numbers, 6, at, words[at]);
+}
+
+ON_CPU_KERNEL(ring_narrow);
 ON_CPU_KERNEL(ring_transposed_f32);
 ON_CPU_KERNEL(ring_transposed_f16);
 ON_CPU_KERNEL(ring_transposed_bf16);

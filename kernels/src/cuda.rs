@@ -62,7 +62,7 @@ pub use linear::{LinearPart, Workspace, linear, linear_transposed};
 pub use matrix::Matrix;
 pub use memory::{DeviceVec, HostMapping, HostWords, Pinned, Plain};
 pub use norm::Norm;
-pub use ring::{RingPart, RingPlanes, linear_ring, linear_ring_transposed};
+pub use ring::{RingPart, RingScratch, linear_ring, linear_ring_transposed};
 pub use sample::{Choice, Chosen, ChosenToken, Report};
 pub use stream::Stream;
 pub use weight::{Weight, WeightUploader};

@@ -45,7 +45,7 @@ pub use buffer::{Arena, Slab};
 pub use ids::TensorType;
 pub use isa::Isa;
 pub use linear::{
-    LinearPart, PackError, PackedForm, PackedMatrix, RingForm, SumFrom, linear, linear_ring,
+    LinearPart, Modulus, PackError, PackedForm, PackedMatrix, RingForm, SumFrom, linear, linear_ring,
     linear_ring_by_words, linear_ring_transposed, linear_transposed, linear_transposed_rounded,
     linear_unrounded,
 };

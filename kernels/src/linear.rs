@@ -14,7 +14,7 @@
 //!
 //! [`linear`] rounds activations to the weights' precision, as fast as the bytes arrive. [`linear_unrounded`] leaves them
 //! as they are and [`linear_transposed`] is its backward pass: both over the same values of the same panels. [`linear_ring`] and
-//! [`linear_ring_transposed`] are both once more in whole numbers modulo 2^64.
+//! [`linear_ring_transposed`] are both once more in whole numbers modulo 2^64 or 2^48.
 //!
 //! # Layout
 //!
@@ -42,7 +42,7 @@ mod values;
 pub use form::{PackError, PackedForm};
 pub use pack::PackedMatrix;
 pub use part::LinearPart;
-pub use ring::{RingForm, linear_ring, linear_ring_by_words, linear_ring_transposed};
+pub use ring::{Modulus, RingForm, linear_ring, linear_ring_by_words, linear_ring_transposed};
 pub use rounded::linear;
 pub use transposed::{SumFrom, linear_transposed, linear_transposed_rounded};
 pub use unrounded::linear_unrounded;

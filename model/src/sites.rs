@@ -7,7 +7,7 @@
 
 use std::error::Error;
 
-use kernels::{Activations, Rounding};
+use kernels::{Activations, Modulus, Rounding};
 
 use crate::{
     shape::{config::ModelConfig, experts::ExpertId, layout::LinearGroup},
@@ -139,25 +139,42 @@ impl RingSite {
     /// Whether rows may have bits enough both ways.
     #[must_use]
     pub fn is_usable(&self) -> bool {
-        self.l1.iter().all(|&l1| ring_bits(l1).is_some())
+        self.l1.iter().all(|&l1| RingRoom::new(l1, false).is_some())
     }
+}
+
+/// What rows of a site are on the ring path, in one direction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RingRoom {
+    /// What their numbers are taken modulo.
+    pub modulus: Modulus,
+    /// Bits that the magnitudes of a row's numbers have at most: with more an answer could wrap around.
+    pub bits: u32,
 }
 
 /// Most bits of a row's largest number on the ring path.
 const MAX_RING_BITS: u32 = 30;
-/// Fewest: weights that leave less room have no ring path.
-const MIN_RING_BITS: u32 = 12;
-/// Bits that an answer may have: with one more it could wrap around.
-const RING_ANSWER_BITS: u32 = 62;
+/// Fewest by either modulus: weights that leave less room by the narrow one take the wide one, and else have no ring path.
+const MIN_NARROW_BITS: u32 = 18;
+const MIN_WIDE_BITS: u32 = 12;
+/// Bits of a number that an answer does not have: with one more it could wrap around.
+const SPARE_RING_BITS: u32 = 2;
 
-/// Bits that the magnitudes of a row may have on the ring path where sums of the weights' magnitudes come to `l1`: with more an
-/// answer could wrap around. `None` if there would be too few.
-#[must_use]
-pub fn ring_bits(l1: u64) -> Option<u32> {
-    // Of the smallest power of two that is not below.
-    let sum_bits = u64::BITS - l1.saturating_sub(1).leading_zeros();
-    let bits = RING_ANSWER_BITS.checked_sub(sum_bits)?.min(MAX_RING_BITS);
-    (bits >= MIN_RING_BITS).then_some(bits)
+impl RingRoom {
+    /// That of a site where sums of the weights' magnitudes come to `l1`; whether it `is_even` says if rows of it have an even number
+    /// of numbers both ways, whichever of its parts they are of. `None` if rows would have too few bits.
+    #[must_use]
+    pub fn new(l1: u64, is_even: bool) -> Option<Self> {
+        // Of the smallest power of two that is not below.
+        let sum_bits = u64::BITS - l1.saturating_sub(1).leading_zeros();
+        let room = |modulus: Modulus, least: u32| {
+            let bits = (modulus.bits() - SPARE_RING_BITS).checked_sub(sum_bits)?.min(MAX_RING_BITS);
+            (bits >= least).then_some(Self { modulus, bits })
+        };
+        // Rows are whole words of 32 bits where they travel.
+        let narrow = if is_even { room(Modulus::Bits48, MIN_NARROW_BITS) } else { None };
+        narrow.or_else(|| room(Modulus::Bits64, MIN_WIDE_BITS))
+    }
 }
 
 /// A site's shape.
@@ -189,11 +206,22 @@ impl Site {
         })
     }
 
-    /// Words of 32 bits of a row that goes in and of one that comes out; `None` if there is no such part.
+    /// Words of 32 bits of a row that goes in and of one that comes out; `None` if there is no such part, or no such path.
     #[must_use]
     pub fn words(&self, call: SiteCall) -> Option<(usize, usize)> {
         let (inputs, outputs) = self.widths(call.part, call.op)?;
-        Some(if call.path == SitePath::Ring { (2 * inputs, 2 * outputs) } else { (inputs, outputs) })
+        if call.path != SitePath::Ring {
+            return Some((inputs, outputs));
+        }
+        let modulus = self.ring_room(call.op)?.modulus;
+        Some((modulus.words(inputs), modulus.words(outputs)))
+    }
+
+    /// What rows of it are on the ring path; `None` without one.
+    #[must_use]
+    pub fn ring_room(&self, op: SiteOp) -> Option<RingRoom> {
+        let is_even = self.parts.iter().map(|part| part.rows).chain([self.columns]).all(|size| size % 2 == 0);
+        RingRoom::new(self.ring?.l1[usize::from(op == SiteOp::Backward)], is_even)
     }
 
     /// Refuses what the ring path of this site cannot do.

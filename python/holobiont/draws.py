@@ -1,6 +1,6 @@
 """Rows that do not travel: a key, from which both sides make them (``shmproto/src/layer/draw.rs``).
 
-Row ``n`` of a key is the keystream of ChaCha20 with the 64-bit nonce ``n``, every 8 bytes of it a number. The cipher is that of the
+Row ``n`` of a key is the keystream of ChaCha20 with the 64-bit nonce ``n``, every 6 or 8 bytes of it a number. The cipher is that of the
 package `cryptography`.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .errors import MaskingRefused
-from .fixed_point import Whole
+from .fixed_point import Room, Whole, unpack
 
 try:
     from cryptography.hazmat.primitives.ciphers import Cipher
@@ -55,14 +55,13 @@ class Draw:
         """Reads one."""
         return cls(*_DRAW.unpack(data))
 
-    def rows(self, count: int, width: int) -> Whole:
+    def rows(self, count: int, width: int, room: Room) -> Whole:
         """``[count, width]`` numbers; numbers of rows begin anew behind the last one there is."""
         _need_cipher()
-        zeros = bytes(8 * width)
+        zeros = bytes(room.number_bytes * width)
         made = bytearray()
         for number in range(self.first, self.first + count):
             # The counter, from 0, and then the nonce.
             nonce = struct.pack("<QQ", 0, number % ROWS_OF_KEY)
             made += Cipher(ChaCha20(self.key, nonce), mode=None).encryptor().update(zeros)
-        rows: Whole = np.frombuffer(made, "<u8").reshape(count, width).astype(np.uint64, copy=False)
-        return rows
+        return unpack(np.frombuffer(made, "<f4").reshape(count, room.words(width)), room)

@@ -1,35 +1,92 @@
 """Rows of floats as whole numbers, and back: bit for bit as ``client/src/masking/fixed_point.rs`` has it.
 
 A row becomes whole numbers times a power of two that is chosen for the row: as many bits of its largest number are kept as the
-weights leave room for. What weights make of such rows is exact modulo 2^64, and below 2^62 in magnitude.
+weights leave room for. What weights make of such rows is exact modulo 2^48 or 2^64, and far enough below that to have a sign.
+Here numbers have 64 bits; where they travel they are their lower six or eight bytes, one behind the other.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from .numbers import Rows
+from .protocol import Op, Site
 
-__all__ = ["Exponents", "Whole", "from_whole", "ring_bits", "to_whole"]
+__all__ = ["Exponents", "Room", "Whole", "from_whole", "less", "pack", "room_for", "room_of", "to_whole", "unpack"]
 
 Whole = npt.NDArray[np.uint64]
-"""A matrix of whole numbers modulo 2^64, ``[rows, features]``."""
+"""A matrix of whole numbers with signs, modulo 2^64: ``[rows, features]``."""
 
 Exponents = npt.NDArray[np.int64]
 """Of the powers of two that the rows of a matrix are multiples of."""
 
 _MAX_BITS = 30
-_MIN_BITS = 12
-# With one more an answer could wrap around.
-_ANSWER_BITS = 62
+# Bytes of a number, and the bits that rows have at least where numbers have so many.
+_LEAST_BITS = ((6, 18), (8, 12))
+# Bits of a number that an answer does not have: with one more it could wrap around.
+_SPARE_BITS = 2
 _F64_EXPONENTS = (-1022, 1023)
 
 
-def ring_bits(l1: int) -> int | None:
-    """Bits that rows may have where sums of the weights' magnitudes come to `l1`; none if there would be too few."""
-    bits = min(_ANSWER_BITS - max(l1 - 1, 0).bit_length(), _MAX_BITS)
-    return bits if bits >= _MIN_BITS else None
+@dataclass(frozen=True)
+class Room:
+    """What rows of a site are on the ring path, in one direction."""
+
+    number_bytes: int
+    bits: int
+    """That the magnitudes of a row's numbers have at most."""
+
+    def words(self, numbers: int) -> int:
+        """Words of 32 bits of a row of so many numbers."""
+        return numbers * self.number_bytes // 4
+
+
+def room_for(l1: int, is_even: bool) -> Room | None:
+    """That of weights whose magnitudes come to `l1`; rows have an even number of numbers both ways if `is_even`. None if too few bits are left."""
+    for number_bytes, least in _LEAST_BITS:
+        bits = min(8 * number_bytes - _SPARE_BITS - max(l1 - 1, 0).bit_length(), _MAX_BITS)
+        # Rows are whole words of 32 bits where they travel.
+        if bits >= least and (is_even or number_bytes == 8):
+            return Room(number_bytes, bits)
+    return None
+
+
+def room_of(site: Site, op: Op) -> Room | None:
+    """That of a site; none if it has no ring path."""
+    if site.ring is None:
+        return None
+    is_even = not any(size % 2 for size in [site.columns, *(part.rows for part in site.parts)])
+    return room_for(site.ring.l1[op is Op.BACKWARD], is_even)
+
+
+def pack(numbers: Whole, room: Room) -> Rows:
+    """Rows as they travel, never taken for floats."""
+    count, width = numbers.shape
+    data = np.ascontiguousarray(numbers, "<u8").view(np.uint8).reshape(count, width, 8)[:, :, : room.number_bytes]
+    return np.ascontiguousarray(data).reshape(count, width * room.number_bytes).view("<f4")
+
+
+def unpack(words: Rows, room: Room) -> Whole:
+    """Rows that travelled."""
+    data = np.ascontiguousarray(words).view(np.uint8).reshape(len(words), -1, room.number_bytes)
+    wide = np.zeros((*data.shape[:2], 8), np.uint8)
+    wide[:, :, : room.number_bytes] = data
+    return _signed(wide.view("<u8")[:, :, 0], room)
+
+
+def less(answer: Whole, effect: Whole, room: Room) -> Whole:
+    """What is left of an answer without what weights make of pads."""
+    return _signed(answer - effect, room)
+
+
+def _signed(words: Whole, room: Room) -> Whole:
+    """The numbers that the lower bytes of words are."""
+    above = np.uint64(64 - 8 * room.number_bytes)
+    numbers: Whole = ((words << above).view(np.int64) >> above.astype(np.int64)).view(np.uint64)
+    return numbers
 
 
 def to_whole(rows: Rows, bits: int) -> tuple[Whole, Exponents]:

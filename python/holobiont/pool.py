@@ -15,13 +15,13 @@ import threading
 import weakref
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from .draws import KEY_BYTES, Draw
 from .errors import MaskingRefused
-from .fixed_point import Whole
 from .forks import renewed_in_forks
 
 try:
@@ -29,11 +29,13 @@ try:
 except ModuleNotFoundError:  # it is asked for when it is needed
     blake3 = None  # type: ignore[assignment,misc]
 
-__all__ = ["Pad", "Pool", "default_pads", "hash_of"]
+__all__ = ["Pad", "Pool", "Shape", "default_pads", "hash_of"]
 
-_MAGIC = b"HOLOPAD1"
+_MAGIC = b"HOLOPAD2"
 # Magic, sites, commitment of the weights, identity of the journal, random.
 _HEAD = struct.Struct("<8sQ32sQ32s")
+# Columns, outputs, bytes of a number forward and backward.
+_SHAPE = struct.Struct("<4I")
 _HASH_BYTES = 32
 _CHECK_BYTES = 16
 # Slots of the journal begin at a multiple of this.
@@ -60,10 +62,19 @@ def hash_of(data: bytes, key: bytes | None = None) -> bytes:
 
 @dataclass(frozen=True)
 class Pad:
-    """Numbers that cover one row, once, and what the site makes of them."""
+    """Numbers that cover one row, once, and what the site makes of them, as it travels."""
 
     draw: Draw
-    effect: Whole = field(repr=False)
+    effect: npt.NDArray[np.float32] = field(repr=False)
+
+
+class Shape(NamedTuple):
+    """That of a site, and the bytes of a number there."""
+
+    columns: int
+    outputs: int
+    forward_bytes: int
+    backward_bytes: int
 
 
 class Pool:
@@ -154,14 +165,15 @@ class Pool:
         body, check = data[:-_CHECK_BYTES], data[-_CHECK_BYTES:]
         if hash_of(struct.pack("<Q", number) + body, key)[:_CHECK_BYTES] != check:
             raise _broken(self._name(at), "a pad does not fit its hash")
-        return Pad(Draw(body[:KEY_BYTES], 0), np.frombuffer(body, "<u8", offset=KEY_BYTES))
+        return Pad(Draw(body[:KEY_BYTES], 0), np.frombuffer(body, "<f4", offset=KEY_BYTES))
 
     def _name(self, at: int) -> Path:
         return self.path / f"{at // 2:05}.{_word(at)}"
 
     def _pad_bytes(self, at: int) -> int:
-        columns, outputs = self.shapes[at // 2]
-        return KEY_BYTES + 8 * (columns if at % 2 else outputs) + _CHECK_BYTES
+        shape = self.shapes[at // 2]
+        effect_bytes = shape.columns * shape.backward_bytes if at % 2 else shape.outputs * shape.forward_bytes
+        return KEY_BYTES + effect_bytes + _CHECK_BYTES
 
     def _opened_file(self, at: int, opened: contextlib.ExitStack) -> int:
         file = _open(self._name(at), opened)
@@ -217,16 +229,16 @@ class _Journal:
         return -(-(8 * self._words + _HASH_BYTES) // _ALIGN) * _ALIGN
 
 
-def _manifest(path: Path) -> tuple[bytes, int, bytes, list[tuple[int, int]]]:
+def _manifest(path: Path) -> tuple[bytes, int, bytes, list[Shape]]:
     """Commitment of the weights, identity of the journal, what the pool's hashes have for a key, and the sites' shapes."""
     data = path.read_bytes()
     body, check = data[:-_HASH_BYTES], data[-_HASH_BYTES:]
     if len(body) < _HEAD.size or hash_of(body) != check:
         raise _broken(path, "it does not fit its hash")
     magic, sites, commitment, identity, random = _HEAD.unpack_from(body)
-    if magic != _MAGIC or len(body) != _HEAD.size + 8 * sites:
+    if magic != _MAGIC or len(body) != _HEAD.size + _SHAPE.size * sites:
         raise _broken(path, "it is of another version")
-    return commitment, identity, random, list(struct.iter_unpack("<II", body[_HEAD.size :]))
+    return commitment, identity, random, [Shape(*numbers) for numbers in _SHAPE.iter_unpack(body[_HEAD.size :])]
 
 
 def _lock(path: Path, opened: contextlib.ExitStack) -> None:

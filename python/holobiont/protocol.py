@@ -59,7 +59,7 @@ __all__ = [
     "encode_to_layers",
 ]
 
-LAYER_VERSION = 3
+LAYER_VERSION = 4
 HEADER_BYTES = 64
 CONTROL = b"HLM1"
 MAX_ROWS = 1 << 16
@@ -98,12 +98,7 @@ class Path(enum.IntEnum):
     LINEAR = 1
     """Activations of 32 bits and the weights as stored: for training, masking, comparison."""
     RING = 2
-    """Whole numbers modulo 2^64 and the weights' own integers: exact. A number is two words of 32 bits, the lower half first."""
-
-    @property
-    def words(self) -> int:
-        """Words of 32 bits that a number of a row has."""
-        return 2 if self is Path.RING else 1
+    """Whole numbers modulo 2^48 or 2^64 and the weights' own integers: exact. Numbers are six or eight bytes, the lowest first."""
 
 
 class Source(enum.IntEnum):

@@ -1,4 +1,4 @@
-"""Exact arithmetic: rows as whole numbers modulo 2^64, by any route. The same bits whatever an executor sees.
+"""Exact arithmetic: rows as whole numbers modulo 2^48 or 2^64, by any route. The same bits whatever an executor sees.
 
 The bias of a site is no ring element: it is asked for once, by a row of zeros through the linear path, which tells nobody
 anything, and added here.
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import CallRefused, MaskingRefused
-from .fixed_point import Whole, from_whole, ring_bits, to_whole
+from .fixed_point import Room, Whole, from_whole, pack, room_of, to_whole, unpack
 from .numbers import Rows
 from .protocol import Class, Dtype, Op, Path, Ring, Site
 from .session import Ask, Session
@@ -29,8 +29,8 @@ class Route(Protocol):
         """With whom the base is shared."""
         ...
 
-    def call(self, ask: Ask, rows: Whole) -> Whole:
-        """``[rows, inputs]`` to ``[rows, outputs]``, modulo 2^64."""
+    def call(self, ask: Ask, room: Room, rows: Whole) -> Whole:
+        """``[rows, inputs]`` to ``[rows, outputs]``, where rows travel as `room` says."""
         ...
 
 
@@ -40,25 +40,14 @@ class Bare:
 
     session: Session
 
-    def call(self, ask: Ask, rows: Whole) -> Whole:
-        return whole_of(self.session.ask(ask, words_of(rows)))
-
-
-def words_of(numbers: Whole) -> Rows:
-    """Numbers as they travel: two words of 32 bits each, the lower half first, never taken for floats."""
-    return np.ascontiguousarray(numbers, "<u8").view("<f4")
-
-
-def whole_of(words: Rows) -> Whole:
-    """Numbers that travelled."""
-    return np.ascontiguousarray(words).view("<u8")
+    def call(self, ask: Ask, room: Room, rows: Whole) -> Whole:
+        return unpack(self.session.ask(ask, pack(rows, room)), room)
 
 
 def offer_of(site: Site) -> Ring | None:
     """What a site says of its integers, if rows may have bits enough both ways."""
-    if not site.has_ring or site.ring is None or any(ring_bits(l1) is None for l1 in site.ring.l1):
-        return None
-    return site.ring
+    is_usable = site.has_ring and all(room_of(site, op) is not None for op in (Op.FORWARD, Op.BACKWARD))
+    return site.ring if is_usable else None
 
 
 def offers(session: Session) -> list[Ring]:
@@ -98,16 +87,15 @@ class Exact:
     def evaluate(self, site: int, part: int | None, op: Op, urgency: Class, rows: Rows, exact: Dtype = Dtype.F32) -> Rows:
         """Whatever held the rows: whole numbers travel with all their bits."""
         self.session.check_rows(site, part, op, rows)
-        offer = self._offers[site]
-        bits = ring_bits(offer.l1[op is Op.BACKWARD])
-        assert bits is not None, "an offer has bits enough both ways"
+        offer, room = self._offers[site], room_of(self.session.catalog.sites[site], op)
+        assert room is not None, "an offer has room both ways"
         if not np.isfinite(rows).all():
             row = int(np.flatnonzero(~np.isfinite(rows).all(axis=1))[0])
             raise CallRefused(f"row {row} for site {site} has a number that is infinite or none; the ring has no such numbers")
-        whole, exponents = to_whole(rows, bits)
+        whole, exponents = to_whole(rows, room.bits)
         ring = Op.BACKWARD if op is Op.BACKWARD else Op.FORWARD_NO_BIAS
         ask = Ask(site, part, ring, Path.RING, urgency)
-        answer = self._route.call(ask, whole)
+        answer = self._route.call(ask, room, whole)
         if self._checks is not None:
             self._checks.check(self.session, ask, whole, answer)
         out = from_whole(answer, exponents + offer.weight_exponent)

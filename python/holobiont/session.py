@@ -29,6 +29,7 @@ from .errors import (
     QuotaExceeded,
     SessionRefused,
 )
+from .fixed_point import room_of
 from .forks import renewed_in_forks
 from .link import Link
 from .numbers import Rows, decode_rows, encode_rows
@@ -208,7 +209,7 @@ class Session:
             raise CallRefused(f"site {site} takes rows of {inputs} numbers, not an array of shape {rows.shape}")
 
     def ask(self, ask: Ask, rows: Rows, dtype: Dtype = Dtype.F32) -> Rows:
-        """As `call`, of rows of words that fit the path: on the ring path a number is two."""
+        """As `call`, of rows of words that fit the path: on the ring path they are numbers as they travel."""
         inputs, outputs = self.widths(ask)
         out = np.empty((len(rows), outputs), np.float32)
         step = self.rows_at_once(max(inputs, outputs))
@@ -235,9 +236,18 @@ class Session:
             return None
 
     def widths(self, ask: Ask) -> tuple[int, int]:
-        """Words of a row that goes in and of one that comes out."""
-        inputs, outputs = self.catalog.site(ask.site, ask.part).widths(ask.part, ask.op)
-        return inputs * ask.path.words, outputs * ask.path.words
+        """Words of 32 bits of a row that goes in and of one that comes out."""
+        inputs, outputs = self.numbers(ask)
+        if ask.path is not Path.RING:
+            return inputs, outputs
+        room = room_of(self.catalog.sites[ask.site], ask.op)
+        if room is None:
+            raise CallRefused(f"site {ask.site} of {self.endpoint} has no ring path")
+        return room.words(inputs), room.words(outputs)
+
+    def numbers(self, ask: Ask) -> tuple[int, int]:
+        """Numbers of a row that goes in and of one that comes out."""
+        return self.catalog.site(ask.site, ask.part).widths(ask.part, ask.op)
 
     def rows_at_once(self, width: int) -> int:
         """Most rows of one call whose wider side has `width` words."""

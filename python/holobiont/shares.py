@@ -1,6 +1,6 @@
 """Two executors that must not collude: one sees rows plus pads, the other a key from which it makes the pads.
 
-``(x + r) W - r W = x W`` modulo 2^64. A pad is uniform there and used for no other row, so that what the first one sees has nothing
+``(x + r) W - r W = x W`` modulo 2^48 or 2^64. A pad is uniform there and used for no other row, so that what the first one sees has nothing
 to do with ``x``; the second sees nothing that has. Whoever has what both of them saw has everything.
 """
 
@@ -13,11 +13,11 @@ import numpy as np
 
 from .draws import ROWS_OF_KEY, Draw, fresh_key
 from .errors import MaskingRefused
-from .fixed_point import Whole
+from .fixed_point import Room, Whole, less, pack, unpack
 from .forks import renewed_in_forks
 from .protocol import Source
 from .retries import Backoff
-from .ring import offers, whole_of, words_of
+from .ring import offers
 from .session import Ask, Session
 
 __all__ = ["Shares"]
@@ -40,13 +40,12 @@ class Shares:
         self._key = fresh_key()
         self._first = 0
 
-    def call(self, ask: Ask, rows: Whole) -> Whole:
-        inputs, outputs = rows.shape[1], self.session.widths(ask)[1] // 2
-        step = min(session.rows_at_once(2 * max(inputs, outputs)) for session in (self.session, self._second))
-        out: Whole = np.empty((len(rows), outputs), np.uint64)
+    def call(self, ask: Ask, room: Room, rows: Whole) -> Whole:
+        step = min(session.rows_at_once(max(session.widths(ask))) for session in (self.session, self._second))
+        out: Whole = np.empty((len(rows), self.session.numbers(ask)[1]), np.uint64)
         for start in range(0, len(rows), step):
             backoffs = (self.session.backoff(), self._second.backoff())
-            while (answer := self._attempt(ask, rows[start : start + step], backoffs)) is None:
+            while (answer := self._attempt(ask, room, rows[start : start + step], backoffs)) is None:
                 pass
             out[start : start + step] = answer
         return out
@@ -60,19 +59,21 @@ class Shares:
             self._first += rows
         return draw
 
-    def _attempt(self, ask: Ask, rows: Whole, backoffs: tuple[Backoff, Backoff]) -> Whole | None:
+    def _attempt(self, ask: Ask, room: Room, rows: Whole, backoffs: tuple[Backoff, Backoff]) -> Whole | None:
         """One attempt, with pads of its own; none if it is worth another."""
         draw = self._take(len(rows))
-        masked = draw.rows(*rows.shape)
+        masked = draw.rows(*rows.shape, room)
         masked += rows
         with ThreadPoolExecutor(1) as beside:
             # The key first: the second executor computes while the rows are on their way to the first.
             effect = beside.submit(
                 self._second.attempt, ask, len(rows), draw.to_bytes(), backoffs[1], source=Source.DRAW
             )
-            answer = self.session.attempt(ask, len(rows), words_of(masked).data.cast("B"), backoffs[0])
+            answer = self.session.attempt(ask, len(rows), pack(masked, room).data.cast("B"), backoffs[0])
         taken = effect.result()
-        return None if answer is None or taken is None else whole_of(answer) - whole_of(taken)
+        if answer is None or taken is None:
+            return None
+        return less(unpack(answer, room), unpack(taken, room), room)
 
 
 def _same_weights(session: Session, second: Session) -> None:

@@ -17,7 +17,7 @@ from fake_executor import FakeExecutor, Weights
 
 
 def some_sites(seed=0):
-    """Two sites: q, k and v of different widths, and a layer with a bias."""
+    """Three sites: q, k and v of different widths, a layer with a bias, and one whose rows are odd."""
     rng = np.random.default_rng(seed)
 
     def draw(*shape):
@@ -31,6 +31,7 @@ def some_sites(seed=0):
             Weights(f"{block}.v_proj", draw(4, 8)),
         ],
         [Weights(f"{block}.o_proj", draw(8, 6), draw(8))],
+        [Weights("lm_head", draw(5, 8))],
     ]
 
 

@@ -17,6 +17,7 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from holobiont.draws import Draw
+from holobiont.fixed_point import pack, room_of, unpack
 from holobiont.numbers import decode_rows, encode_rows
 from holobiont.protocol import (
     CATALOG,
@@ -239,15 +240,19 @@ class FakeExecutor:
 
     def _exact(self, call, payload, layers):
         assert self.is_exact and call.op is not Op.FORWARD
-        weight = integers(layers).view(np.uint64)
+        weight, room = integers(layers).view(np.uint64), self.room(call)
         weight = weight if call.op is Op.BACKWARD else weight.T
         if call.source is Source.DRAW:
-            x = Draw.from_bytes(bytes(payload)).rows(call.rows, len(weight))
+            x = Draw.from_bytes(bytes(payload)).rows(call.rows, len(weight), room)
         else:
-            x = np.frombuffer(payload, "<u8").reshape(call.rows, len(weight))
+            x = unpack(np.frombuffer(payload, "<f4").reshape(call.rows, -1), room)
         self.rows.append(x)
         out = x @ weight  # numpy's own loops, which wrap around
-        return ReplyHeader(Status.DONE, call.dtype, 0, call.rows, call.sequence, 5, call.rows), out.tobytes()
+        return ReplyHeader(Status.DONE, call.dtype, 0, call.rows, call.sequence, 5, call.rows), pack(out, room).tobytes()
+
+    def room(self, call):
+        """What rows of a call's site are, if they are whole numbers."""
+        return room_of(self.catalog.sites[call.site], call.op)
 
 
 def _ring(layers):

@@ -10,6 +10,8 @@ from blake3 import blake3
 from fake_executor import integers
 
 from holobiont.draws import Draw
+from holobiont.fixed_point import pack, room_of
+from holobiont.protocol import Op
 
 GENERATION = 2
 
@@ -27,13 +29,14 @@ def make_pool(path, executor, pads, commitment=None):
     random = secrets.token_bytes(32)
     for number, layers in enumerate(executor.sites):
         weight = integers(layers).view(np.uint64)
+        rooms = {word: room_of(sites[number], op) for word, op in (("forward", Op.FORWARD), ("backward", Op.BACKWARD))}
         for word, matrix in (("forward", weight.T), ("backward", weight)):
             name = f"{number:05}.{word}"
             key, data = blake3(name.encode(), key=random).digest(), b""
             for pad in range(pads):
                 secret = secrets.token_bytes(32)
-                effect = Draw(secret, 0).rows(1, len(matrix)) @ matrix
-                body = secret + effect.astype("<u8").tobytes()
+                effect = Draw(secret, 0).rows(1, len(matrix), rooms[word]) @ matrix
+                body = secret + pack(effect, rooms[word]).tobytes()
                 data += body + blake3(struct.pack("<Q", pad) + body, key=key).digest()[:16]
             (path / name).write_bytes(data)
     half = slot(GENERATION, [(0, pads)] * (2 * len(sites)))
@@ -42,8 +45,10 @@ def make_pool(path, executor, pads, commitment=None):
     if commitment is None:
         commitment = blake3(b"".join(site.ring.commitment for site in sites)).digest()
     identity = (path / "journal").stat().st_ino
-    manifest = struct.pack("<8sQ32sQ32s", b"HOLOPAD1", len(sites), commitment, identity, random)
-    manifest += b"".join(struct.pack("<II", site.columns, site.outputs(None)) for site in sites)
+    manifest = struct.pack("<8sQ32sQ32s", b"HOLOPAD2", len(sites), commitment, identity, random)
+    for site in sites:
+        sizes = [room_of(site, op).number_bytes for op in (Op.FORWARD, Op.BACKWARD)]
+        manifest += struct.pack("<4I", site.columns, site.outputs(None), *sizes)
     (path / "manifest").write_bytes(manifest + blake3(manifest).digest())
     (path / "lock").touch(mode=0o600)
     return path

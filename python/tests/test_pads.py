@@ -77,7 +77,7 @@ def test_every_attempt_takes_pads_of_its_own(exact, pads):
     for harm in (lose, refuse):
         harm()
         np.testing.assert_array_equal(masked.evaluate(0, None, Op.FORWARD, Class.DECODE, x), wanted)
-    sent = np.concatenate([np.frombuffer(payload, "<u8") for payload in exact.payloads])
+    sent = np.concatenate([np.frombuffer(payload, "V6") for payload in exact.payloads])
     assert len(np.unique(sent)) == sent.size >= 4 * 2 * 8, "two answers, and two at least that were lost"
     assert held.left(0, False) == 40 - 6 * 2, "two were lost, two refused, two answered"
 
@@ -140,7 +140,7 @@ def test_a_torn_journal_gives_up_what_it_may_have_burnt(exact, place):
     with open(folder / "journal", "r+b") as journal:
         journal.write(b"torn")
         journal.seek(4096)
-        journal.write(slot(GENERATION - 1, [(1, 300)] * 4))
+        journal.write(slot(GENERATION - 1, [(1, 300)] * 6))
     assert left(folder) == 300 - 1 - 256
     assert left(folder) == 300 - 1 - 256, "and no more the next time"
     with open(folder / "journal", "r+b") as journal:

@@ -16,10 +16,9 @@ import numpy as np
 import pytest
 
 import holobiont
-from holobiont.fixed_point import from_whole, ring_bits, to_whole
+from holobiont.fixed_point import from_whole, pack, room_of, to_whole, unpack
 from holobiont.masking import evaluator
 from holobiont.protocol import Class, Op, Path, Source
-from holobiont.ring import whole_of, words_of
 from holobiont.session import Ask
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -161,11 +160,12 @@ def test_the_ring_path_is_what_integers_make_of_the_rows(exact):
         site = session.catalog.sites[number]
         ring = Op.BACKWARD if op is Op.BACKWARD else Op.FORWARD_NO_BIAS
         ones = np.eye(x.shape[1], dtype=np.uint64)
-        weights = whole_of(session.ask(Ask(number, part, ring, Path.RING, Class.TRAINING), words_of(ones)))
+        room = room_of(site, op)
+        weights = unpack(session.ask(Ask(number, part, ring, Path.RING, Class.TRAINING), pack(ones, room)), room)
         weights = weights.view(np.int64).astype(object)
         sums = max(abs(weights).sum(axis=0))
         assert sums <= site.ring.l1[op is Op.BACKWARD], "what bounds answers"
-        whole, exponents = to_whole(x, ring_bits(site.ring.l1[op is Op.BACKWARD]))
+        whole, exponents = to_whole(x, room.bits)
         products = (whole.view(np.int64).astype(object) @ weights).astype(np.int64).view(np.uint64)
         wanted = from_whole(products, exponents + site.ring.weight_exponent)
         if op is Op.FORWARD:

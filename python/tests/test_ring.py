@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import struct
 import threading
 
 import numpy as np
@@ -14,7 +15,7 @@ from fake_executor import WEIGHT_EXPONENT, FakeExecutor, integers
 import holobiont
 from holobiont import Class, Dtype, Limits, Op, Path, Session, draws
 from holobiont.draws import Draw
-from holobiont.fixed_point import from_whole, ring_bits, to_whole
+from holobiont.fixed_point import Room, from_whole, less, pack, room_for, room_of, to_whole, unpack
 from holobiont.masking import evaluator
 from holobiont.protocol import Source, Status
 
@@ -50,6 +51,8 @@ def asks():
         yield 0, part, Op.BACKWARD, rows(2, outputs, seed=2)
     yield 1, None, Op.FORWARD, rows(3, 6)
     yield 1, 0, Op.FORWARD_NO_BIAS, rows(1, 6, seed=3)
+    yield 2, None, Op.FORWARD, rows(2, 8, seed=4)
+    yield 2, 0, Op.BACKWARD, rows(2, 5, seed=5)
 
 
 # --- Numbers ----------------------------------------------------------------------------------------------------------
@@ -74,17 +77,33 @@ def test_each_row_has_an_exponent_of_its_own():
 
 
 def test_bits_are_those_that_an_answer_leaves_room_for():
-    assert [ring_bits(l1) for l1 in (0, 1, 1 << 32, (1 << 32) + 1, 1 << 50)] == [30, 30, 30, 29, 12]
-    assert ring_bits((1 << 50) + 1) is None
+    narrow = {0: 30, 1: 30, 1 << 16: 30, (1 << 16) + 1: 29, 1 << 28: 18}
+    assert {l1: room_for(l1, True) for l1 in narrow} == {l1: Room(6, bits) for l1, bits in narrow.items()}
+    assert all(room_for(l1, False) == Room(8, 30) for l1 in narrow), "rows that are no whole words otherwise"
+    wide = {(1 << 28) + 1: 30, 1 << 32: 30, (1 << 32) + 1: 29, 1 << 50: 12}
+    for is_even in (True, False):
+        assert {l1: room_for(l1, is_even) for l1 in wide} == {l1: Room(8, bits) for l1, bits in wide.items()}
+        assert room_for((1 << 50) + 1, is_even) is None
+
+
+def test_numbers_travel_as_their_lower_bytes_one_behind_the_other():
+    numbers = np.array([[0, -1, 1, (1 << 46) - 1], [-(1 << 46), 0x123456789ABC, 5, -7]], np.int64).view(np.uint64)
+    for room in (Room(6, 20), Room(8, 30)):
+        packed = pack(numbers, room)
+        lower = [b"".join(struct.pack("<Q", number)[: room.number_bytes] for number in row) for row in numbers.tolist()]
+        assert (packed.dtype, packed.tobytes()) == (np.float32, b"".join(lower))
+        np.testing.assert_array_equal(unpack(packed, room), numbers)
 
 
 def test_rows_of_a_key_are_those_of_the_published_cipher():
     for golden in GOLDEN["draws"]:
         draw = Draw(bytes.fromhex(golden["key"]), golden["first"])
-        assert draw.rows(2, len(golden["rows"][0])).tolist() == golden["rows"]
+        assert draw.rows(2, len(golden["rows"][0]), Room(8, 30)).tolist() == golden["rows"]
         assert Draw.from_bytes(draw.to_bytes()) == draw
     # RFC 8439, A.1, test vector 1.
-    assert Draw(bytes(32), 0).rows(1, 1)[0, 0] == 0x903DF1A0_ADE0B876
+    assert Draw(bytes(32), 0).rows(1, 1, Room(8, 30))[0, 0] == 0x903DF1A0_ADE0B876
+    published = bytes.fromhex("76b8e0ada0f13d90405d6ae5")
+    assert pack(Draw(bytes(32), 0).rows(1, 2, Room(6, 20)), Room(6, 20)).tobytes() == published
     assert "key" not in repr(Draw(b"secret" * 5 + b"..", 3))
 
 
@@ -95,8 +114,7 @@ def exactly(executor, site, part, op, x):
     """What exact integers make of rows."""
     layers = executor.sites[site] if part is None else [executor.sites[site][part]]
     weight = integers(layers).astype(object)
-    l1 = executor.catalog.sites[site].ring.l1[op is Op.BACKWARD]
-    whole, exponents = to_whole(x, ring_bits(l1))
+    whole, exponents = to_whole(x, room_of(executor.catalog.sites[site], op).bits)
     answer = whole.view(np.int64).astype(object) @ (weight if op is Op.BACKWARD else weight.T)
     out = from_whole(answer.astype(np.int64).view(np.uint64), exponents + WEIGHT_EXPONENT)
     bias = np.concatenate([np.zeros(len(layer.weight), np.float32) if layer.bias is None else layer.bias for layer in layers])
@@ -141,17 +159,19 @@ def test_the_first_executor_sees_other_rows_each_time_and_the_second_one_none(pa
     assert {call.source for call in second.calls} == {Source.DRAW}
     # Both together see everything.
     bare(first).evaluate(0, None, Op.FORWARD, Class.DECODE, x)
-    np.testing.assert_array_equal(sent - np.concatenate(second.rows), np.tile(first.rows[-1], (4, 1)))
+    room = first.room(second.calls[0])
+    np.testing.assert_array_equal(less(sent, np.concatenate(second.rows), room), np.tile(first.rows[-1], (4, 1)))
 
 
 def covered(first, second):
     """Asserts that no row was drawn twice, or covers two rows; says how many rows are known to be covered."""
-    draws = [Draw.from_bytes(payload).rows(call.rows, 8) for call, payload in zip(second.calls, second.payloads)]
-    rows = [np.frombuffer(payload, "<u8").reshape(-1, 8) for payload in first.payloads]
+    room = first.room(second.calls[0])
+    draws = [Draw.from_bytes(payload).rows(call.rows, 8, room) for call, payload in zip(second.calls, second.payloads)]
+    rows = [unpack(np.frombuffer(payload, "<f4").reshape(-1, room.words(8)), room) for payload in first.payloads]
     drawn, sent = np.concatenate(draws), np.concatenate(rows)
     assert len(np.unique(drawn, axis=0)) == len(drawn), "a row was drawn twice"
     # What a row's own pad leaves is small.
-    small = np.abs((sent[:, None] - drawn[None]).view(np.int64)).max(axis=2) < 1 << 30
+    small = np.abs(less(sent[:, None], drawn[None], room).view(np.int64)).max(axis=2) < 1 << 30
     assert (small.sum(axis=0) <= 1).all(), "a pad covers two rows"
     # A draw that was lost on its way is known to nobody.
     return int(small.sum())

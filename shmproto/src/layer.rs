@@ -15,7 +15,7 @@ pub mod control;
 pub mod draw;
 
 /// Version of the layer protocol: calls, replies and control messages.
-pub const LAYER_VERSION: u32 = 3;
+pub const LAYER_VERSION: u32 = 4;
 
 /// Bytes of a call's or a reply's header.
 pub const HEADER_BYTES: usize = 64;
@@ -102,20 +102,10 @@ coded! {
         Fast = 0,
         /// Activations of 32 bits and the weights as stored: for training, masking, comparison.
         Linear = 1,
-        /// Whole numbers modulo 2^64 and the weights' own integers: exact. A row of n numbers is 2n words of 32 bits, the
-        /// lower half of each number first, that travel as [`Dtype::F32`] and are never taken for floats. There is no bias.
+        /// Whole numbers modulo 2^48 or 2^64 and the weights' own integers: exact. Numbers have six or eight bytes, the lowest
+        /// first, and lie one behind the other; rows of them travel as [`Dtype::F32`] and are never taken for floats. There is no
+        /// bias.
         Ring = 2,
-    }
-}
-
-impl Path {
-    /// Words of 32 bits that a number of a row takes.
-    #[must_use]
-    pub const fn words(self) -> usize {
-        match self {
-            Self::Fast | Self::Linear => 1,
-            Self::Ring => 2,
-        }
     }
 }
 

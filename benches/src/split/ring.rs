@@ -1,4 +1,4 @@
-//! The product modulo 2^64 beside the product of rounded activations, and beside the one by words of 64 bits, on one thread.
+//! The product modulo 2^48 beside the product of rounded activations, and beside the one by words of 64 bits, on one thread.
 
 use std::{
     cell::RefCell,
@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context, Result, anyhow};
 use kernels::{
-    Activations, Isa, LinearPart, PackedMatrix, Pool, Rounding, TensorType, linear, linear_ring,
+    Activations, Isa, LinearPart, Modulus, PackedMatrix, Pool, Rounding, TensorType, linear, linear_ring,
     linear_ring_by_words,
 };
 use rand::{Rng, SeedableRng, rngs::StdRng};
@@ -22,6 +22,8 @@ use crate::{
     report::{Better, Comparison, Target},
 };
 
+/// What most sites' rows are taken modulo.
+const MODULUS: Modulus = Modulus::Bits48;
 /// Of a matrix.
 const WIDTH: usize = 1536;
 /// Matrices that are met in turn: like those of a model, they do not lie in the second-level cache.
@@ -65,7 +67,7 @@ pub(super) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
 struct Sides {
     matrices: Vec<PackedMatrix>,
     exponent: i32,
-    words: Vec<u64>,
+    numbers: Vec<u8>,
     values: Vec<f32>,
 }
 
@@ -79,9 +81,9 @@ impl Sides {
         let matrices: Vec<_> = (0..MATRICES).map(pack).collect::<Result<_, _>>()?;
         let exponent = matrices[0].ring_form().context("no whole numbers")?.exact();
         let count = PROMPT_ROWS * WIDTH;
-        let words = (0..count).map(|_| random.random()).collect();
+        let numbers = (0..MODULUS.bytes() * count).map(|_| random.random()).collect();
         let values = (0..count).map(|_| random.random_range(-1.0..1.0)).collect();
-        Ok(Self { matrices, exponent, words, values })
+        Ok(Self { matrices, exponent, numbers, values })
     }
 
     /// Times of `rows` rows together.
@@ -102,7 +104,7 @@ impl Sides {
         let (ring, fast, by_words) = (ring?, fast?, by_words?);
         let row = |target: Target| Row {
             bench: "split-masking",
-            case: format!("{WIDTH} x {WIDTH} modulo 2^64, {format}, rows: {rows}"),
+            case: format!("{WIDTH} x {WIDTH} modulo 2^{}, {format}, rows: {rows}", MODULUS.bits()),
             unit: "us",
             better: Better::Lower,
             target: (rows == 1).then_some(target),
@@ -122,9 +124,11 @@ impl Sides {
     }
 
     fn modulo(&self, pool: &mut Pool, rows: usize, product: RingProduct) -> Duration {
-        let x = &self.words[..rows * WIDTH];
-        let mut out = vec![0; rows * WIDTH];
-        self.repeated(rows, |part| product(pool, Isa::best(), x, rows, &part, self.exponent, &mut out, WIDTH))
+        let bytes = rows * WIDTH * MODULUS.bytes();
+        let (x, mut out) = (&self.numbers[..bytes], vec![0; bytes]);
+        self.repeated(rows, |part| {
+            product(pool, Isa::best(), MODULUS, x, rows, &part, self.exponent, &mut out, WIDTH);
+        })
     }
 
     fn fast(&self, pool: &mut Pool, rows: usize) -> Duration {
@@ -150,4 +154,4 @@ impl Sides {
     }
 }
 
-type RingProduct = fn(&mut Pool, Isa, &[u64], usize, &[LinearPart<'_>], i32, &mut [u64], usize);
+type RingProduct = fn(&mut Pool, Isa, Modulus, &[u8], usize, &[LinearPart<'_>], i32, &mut [u8], usize);

@@ -5,10 +5,7 @@ use std::{fs, path::Path};
 use serde_json::Value;
 use shmproto::layer::draw::{Draw, Key};
 
-use super::{
-    fixed_point::{from_whole, to_whole},
-    whole::words_mut,
-};
+use super::fixed_point::{from_whole, to_whole};
 
 fn golden(part: &str) -> Vec<Value> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/ring.json");
@@ -63,8 +60,8 @@ fn rows_of_a_key_are_those_of_the_cipher_as_it_was_published() {
             Draw { key: Key::new(key[..].try_into().unwrap()), first: golden["first"].as_u64().unwrap() };
         let rows = list(&golden["rows"], |row| Some(list(row, Value::as_u64)));
         let width = rows[0].len();
-        let mut made = vec![0; 2 * width];
-        draw.fill(0, 2 * width, words_mut(&mut made));
+        let mut made = vec![0_u64; 2 * width];
+        draw.fill(0, 2 * width, bytemuck::cast_slice_mut(&mut made));
         assert_eq!(made, rows.concat(), "{golden}");
     }
 }

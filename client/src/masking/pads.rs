@@ -21,17 +21,18 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
+use kernels::Modulus;
 use shmproto::layer::{Op, Source};
 use zeroize::Zeroize as _;
 
 use self::{
     maker::Maker,
-    pool::{Pad, Pool, PoolError},
+    pool::{Pad, Pool, PoolError, Shape},
 };
 use super::{
     Direction,
     ring::Route,
-    whole::{cover, first, offers, uncover, words, words_mut},
+    whole::{cover, first, offers, uncover},
 };
 use crate::{
     error::CallError,
@@ -88,7 +89,8 @@ impl Pads {
 pub(super) struct Padded {
     pads: Pads,
     taken: Vec<Pad>,
-    masked: Vec<u64>,
+    masked: Vec<f32>,
+    answer: Vec<f32>,
 }
 
 impl fmt::Debug for Padded {
@@ -102,18 +104,20 @@ impl Padded {
     /// They are of other weights than the executor's.
     pub(super) fn new(pads: &Pads, session: &Session) -> Result<Self, CallError> {
         let commitment = super::commitment(&offers(session)?);
-        pads.pool().expect(&commitment)?;
-        Ok(Self { pads: pads.clone(), taken: Vec::new(), masked: Vec::new() })
+        let shapes = session.catalog().sites.iter().map(Shape::of).collect::<Option<Vec<_>>>();
+        pads.pool().expect(&commitment, &shapes.unwrap_or_default())?;
+        Ok(Self { pads: pads.clone(), taken: Vec::new(), masked: Vec::new(), answer: Vec::new() })
     }
 
     /// Covers the rows `x` with pads that nobody had.
-    fn cover(&mut self, ask: Ask, x: &[u64], width: usize) -> Result<(), CallError> {
+    fn cover(&mut self, ask: Ask, modulus: Modulus, x: &[u64], width: usize) -> Result<(), CallError> {
         self.taken.clear();
         self.pads.take(ask, x.len() / width, &mut self.taken)?;
-        let masked = first(&mut self.masked, x.len());
-        for ((pad, row), x) in self.taken.iter().zip(masked.chunks_mut(width)).zip(x.chunks(width)) {
-            pad.fill(words_mut(row));
-            cover(row, x);
+        let masked = first(&mut self.masked, modulus.words(x.len()));
+        let rows = masked.chunks_mut(modulus.words(width)).zip(x.chunks(width));
+        for (pad, (row, x)) in self.taken.iter().zip(rows) {
+            pad.fill(row);
+            cover(modulus, row, x);
         }
         Ok(())
     }
@@ -122,6 +126,7 @@ impl Padded {
 impl Drop for Padded {
     fn drop(&mut self) {
         self.masked.zeroize();
+        self.answer.zeroize();
     }
 }
 
@@ -130,21 +135,34 @@ impl Route for Padded {
         "pads"
     }
 
-    fn call(&mut self, session: &mut Session, ask: Ask, x: &[u64], out: &mut [u64]) -> Result<(), CallError> {
+    fn call(
+        &mut self,
+        session: &mut Session,
+        ask: Ask,
+        modulus: Modulus,
+        x: &[u64],
+        out: &mut [u64],
+    ) -> Result<(), CallError> {
         let (input, output) = session.words(ask)?;
         let none = CallError::Shape { site: ask.site.0, rows: 1, reason: "not one row is taken" };
         let most = session.rows_of_call(input + output).ok_or(none)?;
-        // Words are halves of numbers.
-        let (input, output) = (input / 2, output / 2);
+        let (coming, going) = (input, output);
+        let (input, output) = session.widths(ask)?;
         for (x, out) in x.chunks(most * input).zip(out.chunks_mut(most * output)) {
-            let mut trial = Trial::new(session, ask, x.len() / input, Source::Rows)?;
-            self.cover(ask, x, input)?;
-            while !session.attempt(&mut trial, words(&self.masked[..x.len()]), words_mut(out), &mut || {})? {
+            let rows = x.len() / input;
+            let mut trial = Trial::new(session, ask, rows, Source::Rows)?;
+            self.cover(ask, modulus, x, input)?;
+            loop {
+                let (masked, answer) = (&self.masked[..rows * coming], first(&mut self.answer, rows * going));
+                if session.attempt(&mut trial, masked, answer, &mut || {})? {
+                    break;
+                }
                 trial.renew();
-                self.cover(ask, x, input)?;
+                self.cover(ask, modulus, x, input)?;
             }
-            for (pad, row) in self.taken.iter().zip(out.chunks_mut(output)) {
-                uncover(row, pad.effect());
+            let answers = self.answer.chunks(going).zip(out.chunks_mut(output));
+            for (pad, (answer, row)) in self.taken.iter().zip(answers) {
+                uncover(modulus, answer, pad.effect(), row);
             }
             self.taken.clear();
         }

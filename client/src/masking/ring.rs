@@ -1,23 +1,24 @@
-//! Exact arithmetic: rows as whole numbers modulo 2^64, by any [`Route`].
+//! Exact arithmetic: rows as whole numbers modulo 2^48 or 2^64, by any [`Route`].
 //!
 //! The bias of a site is no ring element: it is asked for once, by a row of zeros through the linear path, which tells nobody
 //! anything, and added here.
 
 use std::{collections::BTreeMap, fmt};
 
-use model::sites::{SiteId, ring_bits};
+use kernels::Modulus;
+use model::sites::{RingRoom, SiteId};
 use shmproto::layer::{Op, Path};
 
 use super::{
     Direction, Mask, Place, fixed_point, shapes_of, site_name,
     verify::Verifying,
-    whole::{first, offers, words, words_mut},
+    whole::{first, offers, pack, unpack},
 };
 use crate::{
     error::CallError,
     session::{
         Session,
-        calls::{Ask, has_path},
+        calls::{Ask, has_path, ring_room},
     },
 };
 
@@ -26,24 +27,47 @@ pub(super) trait Route: Send + fmt::Debug {
     /// The mode, as answers and logs say it.
     fn mode(&self) -> &'static str;
 
-    /// Takes the rows `x` through a site: `out` is what a site makes of them, modulo 2^64.
+    /// Takes the rows `x` through a site, where they travel modulo `modulus`: `out` is what a site makes of them. Both are numbers
+    /// with signs.
     ///
     /// # Errors
     /// The executor is gone, or refuses.
-    fn call(&mut self, session: &mut Session, ask: Ask, x: &[u64], out: &mut [u64]) -> Result<(), CallError>;
+    fn call(
+        &mut self,
+        session: &mut Session,
+        ask: Ask,
+        modulus: Modulus,
+        x: &[u64],
+        out: &mut [u64],
+    ) -> Result<(), CallError>;
 }
 
 /// Rows as they are.
-#[derive(Debug)]
-pub(super) struct Bare;
+#[derive(Debug, Default)]
+pub(super) struct Bare {
+    sent: Vec<f32>,
+    answer: Vec<f32>,
+}
 
 impl Route for Bare {
     fn mode(&self) -> &'static str {
         "off"
     }
 
-    fn call(&mut self, session: &mut Session, ask: Ask, x: &[u64], out: &mut [u64]) -> Result<(), CallError> {
-        session.call(ask, words(x), words_mut(out))
+    fn call(
+        &mut self,
+        session: &mut Session,
+        ask: Ask,
+        modulus: Modulus,
+        x: &[u64],
+        out: &mut [u64],
+    ) -> Result<(), CallError> {
+        let sent = first(&mut self.sent, modulus.words(x.len()));
+        let answer = first(&mut self.answer, modulus.words(out.len()));
+        pack(modulus, x, sent);
+        session.call(ask, sent, answer)?;
+        unpack(modulus, answer, out);
+        Ok(())
     }
 }
 
@@ -162,9 +186,7 @@ impl Mask for Ring {
             Direction::Backward => Op::Backward,
         };
         let ask = Ask { op, ..place.ask(Path::Ring) };
-        let (input, output) = session.words(ask)?;
-        // Words are halves of numbers.
-        let (input, output) = (input / 2, output / 2);
+        let (input, output) = session.widths(ask)?;
         let (count, site) = (rows.len() / input, place.site.0);
         if !rows.len().is_multiple_of(input) || count.checked_mul(output) != Some(out.len()) {
             return Err(CallError::Shape {
@@ -174,12 +196,13 @@ impl Mask for Ring {
             });
         }
         let no_ring = || CallError::NoRing { site };
-        let offer = session.catalog().sites[site as usize].ring.ok_or_else(no_ring)?;
-        let bits = ring_bits(offer.l1[place.direction as usize]).ok_or_else(no_ring)?;
+        let offered = &session.catalog().sites[site as usize];
+        let (offer, room) = offered.ring.zip(ring_room(offered, op)).ok_or_else(no_ring)?;
+        let RingRoom { modulus, bits } = room;
         self.convert(place, input, bits, rows, session)?;
         let sent = self.sent(count);
         let (x, y) = (&self.x[..sent * input], first(&mut self.y, sent * output));
-        self.route.call(session, ask, x, y)?;
+        self.route.call(session, ask, modulus, x, y)?;
         if let Some(verifying) = &self.verifying {
             verifying.check(place, x, y)?;
         }

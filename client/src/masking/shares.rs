@@ -1,17 +1,18 @@
 //! Two executors that do not collude: one sees rows plus pads, the other a key from which it makes the pads.
 //!
-//! `(x + r) W - r W = x W` modulo 2^64. A pad is uniform, so that what the first one sees has nothing to do with `x`; the second
+//! `(x + r) W - r W = x W` modulo 2^48 or 2^64. A pad is uniform, so that what the first one sees has nothing to do with `x`; the second
 //! sees nothing that has. Every attempt takes rows of the key that no other took.
 
 use std::{fmt, sync::Arc};
 
+use kernels::Modulus;
 use shmproto::layer::{Source, draw::Draw};
 use zeroize::Zeroize as _;
 
 use super::{
     ring::Route,
     shapes_of, site_name,
-    whole::{cover, first, offers, uncover, words, words_mut},
+    whole::{cover, first, offers, uncover},
 };
 use crate::{
     error::CallError,
@@ -38,8 +39,9 @@ pub(super) struct Shares {
     second: Session,
     /// Whose rows from `first` on nobody has.
     draw: Draw,
-    masked: Vec<u64>,
-    effect: Vec<u64>,
+    masked: Vec<f32>,
+    answer: Vec<f32>,
+    effect: Vec<f32>,
 }
 
 impl fmt::Debug for Shares {
@@ -68,7 +70,8 @@ impl Shares {
         }
         Apart::keep(session, &mut other)?;
         let draw = Draw { key: secrets::key()?, first: 0 };
-        Ok(Self { second: other, draw, masked: Vec::new(), effect: Vec::new() })
+        let (masked, answer, effect) = (Vec::new(), Vec::new(), Vec::new());
+        Ok(Self { second: other, draw, masked, answer, effect })
     }
 
     /// Rows of the key that nobody had.
@@ -84,29 +87,37 @@ impl Shares {
         &mut self,
         session: &mut Session,
         trials: &mut [Trial; 2],
+        modulus: Modulus,
         x: &[u64],
         out: &mut [u64],
         rows: usize,
     ) -> Result<bool, CallError> {
         let draw = self.take(rows)?;
-        let Self { second, masked, effect, .. } = self;
-        let (masked, effect) = (first(masked, x.len()), first(effect, out.len()));
-        let ([first_trial, second_trial], mut answer) = (trials, None);
+        let Self { second, masked, answer, effect, .. } = self;
+        let masked = first(masked, modulus.words(x.len()));
+        let answered_words = modulus.words(out.len());
+        let (answer, effect) = (first(answer, answered_words), first(effect, answered_words));
+        let ([first_trial, second_trial], mut answered) = (trials, None);
         // The seed first: the second executor computes while the rows are covered here, and on their way to the first.
         let mut meanwhile = || {
-            draw.fill(0, 2 * x.len() / rows, words_mut(masked));
-            cover(masked, x);
-            answer = Some(session.attempt(first_trial, words(masked), words_mut(out), &mut || {}));
+            draw.fill(0, masked.len() / rows, masked);
+            cover(modulus, masked, x);
+            answered = Some(session.attempt(first_trial, masked, answer, &mut || {}));
         };
-        let answered = second.attempt(second_trial, &*draw.to_words(), words_mut(effect), &mut meanwhile)?;
-        Ok(answer.transpose()? == Some(true) && answered)
+        let seconded = second.attempt(second_trial, &*draw.to_words(), effect, &mut meanwhile)?;
+        if answered.transpose()? != Some(true) || !seconded {
+            return Ok(false);
+        }
+        uncover(modulus, answer, effect, out);
+        Ok(true)
     }
 }
 
 impl Drop for Shares {
     fn drop(&mut self) {
-        self.masked.zeroize();
-        self.effect.zeroize();
+        for rows in [&mut self.masked, &mut self.answer, &mut self.effect] {
+            rows.zeroize();
+        }
     }
 }
 
@@ -115,25 +126,30 @@ impl Route for Shares {
         "shares"
     }
 
-    fn call(&mut self, session: &mut Session, ask: Ask, x: &[u64], out: &mut [u64]) -> Result<(), CallError> {
+    fn call(
+        &mut self,
+        session: &mut Session,
+        ask: Ask,
+        modulus: Modulus,
+        x: &[u64],
+        out: &mut [u64],
+    ) -> Result<(), CallError> {
         let (input, output) = session.words(ask)?;
         let most = |session: &Session| {
             let none = CallError::Shape { site: ask.site.0, rows: 1, reason: "not one row is taken" };
             session.rows_of_call(input + output).ok_or(none)
         };
         let most = most(session)?.min(most(&self.second)?);
-        // Words are halves of numbers.
-        let (input, output) = (input / 2, output / 2);
+        let (input, output) = session.widths(ask)?;
         for (x, out) in x.chunks(most * input).zip(out.chunks_mut(most * output)) {
             let rows = x.len() / input;
             let mut trials = [
                 Trial::new(session, ask, rows, Source::Rows)?,
                 Trial::new(&self.second, ask, rows, Source::Draw)?,
             ];
-            while !self.attempt(session, &mut trials, x, out, rows)? {
+            while !self.attempt(session, &mut trials, modulus, x, out, rows)? {
                 trials.iter_mut().for_each(Trial::renew);
             }
-            uncover(out, &self.effect);
         }
         Ok(())
     }

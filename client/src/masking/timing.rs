@@ -10,12 +10,13 @@
 
 use std::{hint::black_box, time::Instant};
 
+use kernels::Modulus;
 use shmproto::layer::draw::{Draw, KEY_BYTES, Key};
 
 use super::{
     fixed_point::{from_whole, to_whole},
     verify::product,
-    whole::{cover, uncover, words_mut},
+    whole::{cover, pack, uncover},
 };
 
 /// Measurements of each operation.
@@ -35,7 +36,7 @@ impl Random {
 
     fn numbers(&mut self, count: usize) -> Vec<u64> {
         let mut numbers = vec![0; count];
-        self.0.fill(0, 2 * count, words_mut(&mut numbers));
+        self.0.fill(0, 2 * count, bytemuck::cast_slice_mut(&mut numbers));
         self.0.first += 1;
         numbers
     }
@@ -96,21 +97,32 @@ fn assert_alike(what: &str, t: f64) {
 #[test]
 #[ignore = "how long something took is for a machine that is left alone"]
 fn pads_are_made_added_and_removed_in_the_same_time_whatever_they_are() {
-    let (mut out, row) = (vec![0; WIDTH], Random::new().numbers(WIDTH));
+    let (modulus, mut out) = (Modulus::Bits48, vec![0.0; Modulus::Bits48.words(WIDTH)]);
     let key = |random: &mut Random| {
         let numbers = random.numbers(KEY_BYTES / 8);
         let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
         Key::new(bytes[..].try_into().expect("so many bytes"))
     };
     let t = compare("making a pad", &Key::new(&[0; KEY_BYTES]), key, |key| {
-        Draw { key: key.clone(), first: 0 }.fill(0, 2 * WIDTH, words_mut(&mut out));
+        Draw { key: key.clone(), first: 0 }.fill(0, out.len(), &mut out);
     });
     assert_alike("making", t);
     let numbers = |random: &mut Random| random.numbers(WIDTH);
-    let mut work = row.clone();
-    let t = compare("covering a row", &vec![0; WIDTH], numbers, |x| cover(black_box(&mut work), x));
+    let packed = |numbers: &[u64]| {
+        let mut packed = vec![0.0; modulus.words(WIDTH)];
+        pack(modulus, numbers, &mut packed);
+        packed
+    };
+    let mut work = packed(&Random::new().numbers(WIDTH));
+    let t = compare("covering a row", &vec![0; WIDTH], numbers, |x| {
+        cover(modulus, black_box(&mut work), x);
+    });
     assert_alike("covering", t);
-    let t = compare("uncovering an answer", &vec![0; WIDTH], numbers, |r| uncover(black_box(&mut work), r));
+    let (zeros, mut answer) = (packed(&[0; WIDTH]), vec![0; WIDTH]);
+    let effect = |random: &mut Random| packed(&random.numbers(WIDTH));
+    let t = compare("uncovering an answer", &zeros, effect, |r| {
+        uncover(modulus, &work, r, black_box(&mut answer));
+    });
     assert_alike("uncovering", t);
 }
 

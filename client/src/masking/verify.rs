@@ -4,8 +4,8 @@
 //! products for each number, where computing `y` again would take as many as there are weights. Numbers have signs, and nothing
 //! wraps around: `s` has as few bits as leave `v` below 2^62, and the sums have 128. So a wrong `y`, whatever it is, and whoever
 //! chose it without knowing `s`, passes one check with a probability below `2^-b` for `s` of `b` bits, 12 to 30. There are as many
-//! checks as bring that below `2^-48`: two for most sites. Answers modulo 2^64 would be weaker: an error in the highest bit alone
-//! vanishes at every even `s`.
+//! checks as bring that below `2^-48`: two for most sites. Where rows have fewer bits than `s`, `v` is computed from pieces of `s`.
+//! Answers modulo 2^64 would be weaker: an error in the highest bit alone vanishes at every even `s`.
 //!
 //! - [`file`]: the same in a file, for clients that have no copy of the weights at hand.
 
@@ -15,14 +15,14 @@ use std::{fmt, sync::Arc};
 
 use kernels::Activations;
 use model::sites::{
-    EvaluateError, EvaluateSites, RingSite, Site, SiteCall, SiteId, SiteOp, SitePath, ring_bits,
+    EvaluateError, EvaluateSites, RingRoom, RingSite, Site, SiteCall, SiteId, SiteOp, SitePath,
 };
 use shmproto::layer::draw::Draw;
 use zeroize::{Zeroize as _, Zeroizing};
 
 use super::{
     Direction, Place, site_name,
-    whole::{offers, words, words_mut},
+    whole::{offers, pack, unpack},
 };
 use crate::{error::CallError, secrets, session::Session};
 
@@ -159,15 +159,30 @@ fn check(
         Direction::Forward => (outputs, site.columns, Direction::Backward),
         Direction::Backward => (site.columns, outputs, Direction::Forward),
     };
-    let bits = ring_bits(ring.l1[back as usize]).ok_or_else(no_ring)?;
+    // Whatever rows travel modulo, an effect is a number of 64 bits.
+    let RingRoom { bits, .. } = RingRoom::new(ring.l1[back as usize], false).ok_or_else(no_ring)?;
+    let room = site.ring_room(op_of(back)).ok_or_else(no_ring)?;
     let checks = MIN_SECRET_BITS.div_ceil(bits) as usize;
-    let (mut numbers, mut effect) = (Zeroizing::new(vec![0; checks * answer]), vec![0_i64; checks * row]);
-    secrets.fill(0, 2 * answer, words_mut(&mut numbers));
+    let (mut secret, mut effect) = (vec![0_u32; checks * answer], vec![0_i64; checks * row]);
+    secrets.fill(0, answer, bytemuck::cast_slice_mut(&mut secret));
     secrets.first += checks as u64;
-    numbers.iter_mut().for_each(|number| *number &= (1 << bits) - 1);
-    evaluate(base, (number, part), back, &numbers, bytemuck::cast_slice_mut(&mut effect))?;
-    #[expect(clippy::cast_possible_truncation, reason = "at most 30 bits are left")]
-    let secret = numbers.iter().map(|&number| number as u32).collect();
+    secret.iter_mut().for_each(|number| *number &= (1 << bits) - 1);
+    let (mut piece, mut part_of_effect) =
+        (Zeroizing::new(vec![0_u64; secret.len()]), vec![0_u64; effect.len()]);
+    let (mut x, mut out) = (
+        Zeroizing::new(vec![0.0; room.modulus.words(secret.len())]),
+        vec![0.0; room.modulus.words(effect.len())],
+    );
+    for shift in (0..bits).step_by(room.bits as usize) {
+        let mask = (1 << room.bits.min(bits - shift)) - 1;
+        piece.iter_mut().zip(&secret).for_each(|(piece, secret)| *piece = u64::from(secret >> shift & mask));
+        pack(room.modulus, &piece, &mut x);
+        evaluate(base, (number, part), back, &x, &mut out)?;
+        unpack(room.modulus, &out, &mut part_of_effect);
+        for (effect, part) in effect.iter_mut().zip(&part_of_effect) {
+            *effect = effect.wrapping_add(part.cast_signed().wrapping_shl(shift));
+        }
+    }
     Ok(Check { secret, effect, checks })
 }
 
@@ -176,7 +191,15 @@ fn outputs_of(site: &Site) -> usize {
     site.parts.iter().map(|part| part.rows).sum()
 }
 
-/// Takes rows of whole numbers through a site of one's own, or one of its parts.
+/// The operation of a direction, without bias.
+fn op_of(direction: Direction) -> SiteOp {
+    match direction {
+        Direction::Forward => SiteOp::ForwardNoBias,
+        Direction::Backward => SiteOp::Backward,
+    }
+}
+
+/// Takes rows of whole numbers, as they travel, through a site of one's own, or one of its parts.
 ///
 /// # Errors
 /// The device fails.
@@ -184,19 +207,15 @@ pub(super) fn evaluate(
     base: &mut dyn EvaluateSites,
     (site, part): (SiteId, Option<u8>),
     direction: Direction,
-    x: &[u64],
-    out: &mut [u64],
+    x: &[f32],
+    out: &mut [f32],
 ) -> Result<(), CallError> {
-    let op = match direction {
-        Direction::Forward => SiteOp::ForwardNoBias,
-        Direction::Backward => SiteOp::Backward,
-    };
-    let call = SiteCall { site, part, op, path: SitePath::Ring };
+    let call = SiteCall { site, part, op: op_of(direction), path: SitePath::Ring };
     let width = base.sites()[site.0 as usize].words(call).map_or(1, |(input, _)| input);
     let mut activations = Activations::default();
-    activations.reshape(2 * x.len() / width, width);
-    activations.values_mut().copy_from_slice(words(x));
-    base.evaluate(call, &mut activations, words_mut(out)).map_err(failed)
+    activations.reshape(x.len() / width, width);
+    activations.values_mut().copy_from_slice(x);
+    base.evaluate(call, &mut activations, out).map_err(failed)
 }
 
 fn bias(base: &mut dyn EvaluateSites, number: SiteId, site: &Site) -> Result<Option<Vec<f32>>, CallError> {

@@ -1,52 +1,153 @@
 //! Whole numbers as they travel, and which sites take them.
+//!
+//! Here a number is a word of 64 bits with a sign. In a row that travels it has the lower bytes of it, as many as the [`Modulus`] has,
+//! one behind the other; a row is as long as so many words of 32 bits, as rows of floats are, and is never taken for floats.
 
-use model::sites::ring_bits;
-use shmproto::layer::{Path, control::Ring as Offer};
+use kernels::Modulus;
+use shmproto::layer::{Op, Path, control};
 
 use crate::{
     error::CallError,
-    session::{Session, calls::has_path},
+    session::{
+        Session,
+        calls::{has_path, ring_room},
+    },
 };
 
-/// Numbers travel as two words of 32 bits, the lower half first, which is how they lie in memory here.
-const _: () = assert!(cfg!(target_endian = "little"), "numbers of 64 bits are sent as they lie in memory");
-
-/// Numbers as they travel.
-pub(super) fn words(numbers: &[u64]) -> &[f32] {
-    bytemuck::cast_slice(numbers)
-}
-
-/// Numbers as they travel.
-pub(super) fn words_mut(numbers: &mut [u64]) -> &mut [f32] {
-    bytemuck::cast_slice_mut(numbers)
-}
-
 /// The first `count` numbers of `room`, which is made larger where there are fewer: what it holds is another call's.
-pub(super) fn first(room: &mut Vec<u64>, count: usize) -> &mut [u64] {
+pub(super) fn first<T: Copy + Default>(room: &mut Vec<T>, count: usize) -> &mut [T] {
     if room.len() < count {
-        room.resize(count, 0);
+        room.resize(count, T::default());
     }
     &mut room[..count]
 }
 
-/// Covers rows: what was pads is rows plus pads.
-pub(super) fn cover(pads: &mut [u64], rows: &[u64]) {
-    pads.iter_mut().zip(rows).for_each(|(r, x)| *r = r.wrapping_add(*x));
+/// Calls a function for the bytes that numbers of a modulus have.
+macro_rules! with_bytes {
+    ($modulus:expr, $function:ident($($argument:expr),*)) => {
+        match $modulus {
+            Modulus::Bits48 => $function::<6>($($argument),*),
+            Modulus::Bits64 => $function::<8>($($argument),*),
+        }
+    };
 }
 
-/// Takes what the weights make of pads out of an answer.
-pub(super) fn uncover(answer: &mut [u64], effect: &[u64]) {
-    answer.iter_mut().zip(effect).for_each(|(y, r)| *y = y.wrapping_sub(*r));
+/// Writes numbers as they travel.
+pub(super) fn pack(modulus: Modulus, numbers: &[u64], packed: &mut [f32]) {
+    with_bytes!(modulus, pack_by(numbers, packed));
+}
+
+fn pack_by<const B: usize>(numbers: &[u64], packed: &mut [f32]) {
+    packed_mut::<B>(packed).iter_mut().zip(numbers).for_each(|(to, x)| *to = lower(*x));
+}
+
+/// Reads numbers that travelled.
+pub(super) fn unpack(modulus: Modulus, packed: &[f32], numbers: &mut [u64]) {
+    with_bytes!(modulus, unpack_by(packed, numbers));
+}
+
+fn unpack_by<const B: usize>(packed: &[f32], numbers: &mut [u64]) {
+    numbers.iter_mut().zip(packed_of::<B>(packed)).for_each(|(to, x)| *to = signed::<B>(word(x)));
+}
+
+/// Covers rows: what was pads, as they travel, is rows plus pads.
+pub(super) fn cover(modulus: Modulus, pads: &mut [f32], rows: &[u64]) {
+    with_bytes!(modulus, cover_by(pads, rows));
+}
+
+fn cover_by<const B: usize>(pads: &mut [f32], rows: &[u64]) {
+    packed_mut::<B>(pads).iter_mut().zip(rows).for_each(|(r, x)| *r = lower(word(r).wrapping_add(*x)));
+}
+
+/// Reads an answer and takes what the weights make of pads out of it; both travelled.
+pub(super) fn uncover(modulus: Modulus, answer: &[f32], effect: &[f32], numbers: &mut [u64]) {
+    with_bytes!(modulus, uncover_by(answer, effect, numbers));
+}
+
+fn uncover_by<const B: usize>(answer: &[f32], effect: &[f32], numbers: &mut [u64]) {
+    let pairs = packed_of::<B>(answer).iter().zip(packed_of::<B>(effect));
+    numbers.iter_mut().zip(pairs).for_each(|(to, (y, r))| *to = signed::<B>(word(y).wrapping_sub(word(r))));
+}
+
+/// The numbers of rows as they travel.
+fn packed_of<const B: usize>(packed: &[f32]) -> &[[u8; B]] {
+    bytemuck::cast_slice::<f32, u8>(packed).as_chunks().0
+}
+
+/// The numbers of rows as they travel.
+fn packed_mut<const B: usize>(packed: &mut [f32]) -> &mut [[u8; B]] {
+    bytemuck::cast_slice_mut::<f32, u8>(packed).as_chunks_mut().0
+}
+
+/// A number without its sign.
+fn word<const B: usize>(number: &[u8; B]) -> u64 {
+    let mut bytes = [0; 8];
+    bytes[..B].copy_from_slice(number);
+    u64::from_le_bytes(bytes)
+}
+
+/// A word whose lower bytes are a number, with the sign of that.
+fn signed<const B: usize>(word: u64) -> u64 {
+    let above = u64::BITS - 8 * B as u32;
+    ((word << above).cast_signed() >> above).cast_unsigned()
+}
+
+/// The lower bytes of a word.
+fn lower<const B: usize>(word: u64) -> [u8; B] {
+    let mut bytes = [0; B];
+    bytes.copy_from_slice(&word.to_le_bytes()[..B]);
+    bytes
 }
 
 /// What a session's sites say of their integers.
 ///
 /// # Errors
 /// One has no ring path.
-pub(super) fn offers(session: &Session) -> Result<Vec<Offer>, CallError> {
-    let offer = |(site, number): (&shmproto::layer::control::Site, u32)| {
-        let ring = site.ring.filter(|ring| ring.l1.iter().all(|&l1| ring_bits(l1).is_some()));
-        ring.filter(|_| has_path(site, Path::Ring)).ok_or(CallError::NoRing { site: number })
+pub(super) fn offers(session: &Session) -> Result<Vec<control::Ring>, CallError> {
+    let offer = |(site, number): (&control::Site, u32)| {
+        let is_usable = [Op::Forward, Op::Backward].iter().all(|&op| ring_room(site, op).is_some());
+        let ring = site.ring.filter(|_| is_usable && has_path(site, Path::Ring));
+        ring.ok_or(CallError::NoRing { site: number })
     };
     session.catalog().sites.iter().zip(0..).map(offer).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NUMBERS: [i64; 6] = [0, -1, 1, (1 << 46) - 1, -(1 << 46), 0x1234_5678_9abc];
+
+    #[test]
+    fn numbers_travel_as_their_lower_bytes_one_behind_the_other() {
+        let numbers = NUMBERS.map(i64::cast_unsigned);
+        for modulus in Modulus::ALL {
+            let mut packed = [0.0; 12];
+            let packed = &mut packed[..modulus.words(numbers.len())];
+            pack(modulus, &numbers, packed);
+            let bytes: Vec<u8> = numbers
+                .iter()
+                .flat_map(|number| number.to_le_bytes().into_iter().take(modulus.bytes()))
+                .collect();
+            assert_eq!(bytemuck::cast_slice::<f32, u8>(packed), bytes, "{modulus:?}");
+            let mut back = [0; 6];
+            unpack(modulus, packed, &mut back);
+            assert_eq!(back, numbers, "{modulus:?}");
+        }
+    }
+
+    #[test]
+    fn what_covers_a_row_is_taken_out_of_it_again() {
+        let numbers = NUMBERS.map(i64::cast_unsigned);
+        let pads = [u64::MAX, 1 << 47, 0x9e37_79b9_7f4a_7c15, 3, 1 << 63, 0x7fff_ffff_ffff];
+        for modulus in Modulus::ALL {
+            let mut pad = vec![0.0; modulus.words(numbers.len())];
+            pack(modulus, &pads, &mut pad);
+            let mut covered = pad.clone();
+            cover(modulus, &mut covered, &numbers);
+            let mut back = [0; 6];
+            uncover(modulus, &covered, &pad, &mut back);
+            assert_eq!(back, numbers, "{modulus:?}");
+        }
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use model::sites::SiteId;
+use model::sites::{RingRoom, SiteId};
 use shmproto::layer::{
     CallHeader, Class, Dtype, MAX_ROWS, Op, Path, ReplyHeader, Source, Status, control::Site,
 };
@@ -45,8 +45,15 @@ pub fn has_path(site: &Site, path: Path) -> bool {
     site.paths & bits != 0 || (path == Path::Linear && site.paths & FAST_IS_LINEAR != 0)
 }
 
+/// What rows of a site are on the ring path; `None` if it has none.
+#[must_use]
+pub fn ring_room(site: &Site, op: Op) -> Option<RingRoom> {
+    let is_even = site.parts.iter().map(|part| part.rows).chain([site.columns]).all(|size| size % 2 == 0);
+    RingRoom::new(site.ring.as_ref()?.l1[usize::from(op == Op::Backward)], is_even)
+}
+
 impl Session {
-    /// Takes the rows `x` through a site into the rows `out`. On the ring path a number of a row is two words of 32 bits.
+    /// Takes the rows `x` through a site into the rows `out`. On the ring path they are whole numbers, packed as they travel.
     ///
     /// # Errors
     /// The executor is gone and does not come back, has no room, or refuses what is asked. `out` is undefined then.
@@ -67,6 +74,17 @@ impl Session {
 
     /// Words of 32 bits of a row that goes in and of one that comes out.
     pub(crate) fn words(&self, ask: Ask) -> Result<(usize, usize), CallError> {
+        let (input, output) = self.widths(ask)?;
+        if ask.path != Path::Ring {
+            return Ok((input, output));
+        }
+        let room = ring_room(&self.catalog.sites[ask.site.0 as usize], ask.op);
+        let modulus = room.ok_or(CallError::NoRing { site: ask.site.0 })?.modulus;
+        Ok((modulus.words(input), modulus.words(output)))
+    }
+
+    /// Numbers of a row that goes in and of one that comes out.
+    pub(crate) fn widths(&self, ask: Ask) -> Result<(usize, usize), CallError> {
         let unknown = CallError::UnknownSite { site: ask.site.0 };
         let Some(site) = self.catalog.sites.get(ask.site.0 as usize) else { return Err(unknown) };
         if !has_path(site, ask.path) {
@@ -81,8 +99,7 @@ impl Session {
             None => site.parts.iter().map(|part| part.rows as usize).sum(),
             Some(part) => site.parts.get(usize::from(part)).ok_or(unknown)?.rows as usize,
         };
-        let (columns, words) = (site.columns as usize * ask.path.words(), ask.path.words());
-        let outputs = outputs * words;
+        let columns = site.columns as usize;
         Ok(if ask.op == Op::Backward { (outputs, columns) } else { (columns, outputs) })
     }
 

@@ -182,12 +182,12 @@ impl Executor {
             },
         };
         let site = self.base.sites().get(call.site as usize);
-        let Some((site, (input, output))) = site.and_then(|site| Some((site, site.words(asked)?))) else {
-            return ReplyHeader::refusal(call, Status::UnknownSite, 0);
-        };
-        if call.path == Path::Ring && site.ring.is_none() {
+        if call.path == Path::Ring && site.is_some_and(|site| site.ring.is_none()) {
             return ReplyHeader::refusal(call, Status::Nonlinear, 0);
         }
+        let Some((input, output)) = site.and_then(|site| site.words(asked)) else {
+            return ReplyHeader::refusal(call, Status::UnknownSite, 0);
+        };
         let rows = call.rows as usize;
         let coming = if call.source == Source::Draw { DRAW_WORDS } else { rows * input };
         if (coming, rows * output) != (x.len(), out.len()) || call.rows > MAX_ROWS {

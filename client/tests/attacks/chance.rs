@@ -39,7 +39,7 @@ pub(crate) fn assert_unlike(what: &str, found: &Rows, truth: &Rows) {
 
 /// Fails unless the bytes of `rows` are as likely as each other, and as likely behind one another.
 pub(crate) fn assert_uniform(what: &str, rows: &Whole) {
-    let bytes: Vec<u8> = rows.numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+    let bytes = rows.bytes();
     let (count, mut counts) = (bytes.len() as f64, [0_u64; 256]);
     bytes.iter().for_each(|byte| counts[usize::from(*byte)] += 1);
     let expected = count / 256.0;

@@ -4,14 +4,18 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use client::{
     error::LinkError,
+    session::{Session, calls::ring_room},
     transport::{Connect, Transport, loopback::Loopback},
 };
+use kernels::Modulus;
 use model::sites::SiteId;
 use shmproto::layer::{
     CallHeader, Class, Dtype, Op, Path as SitePath, ReplyHeader, Source,
     control::{FromLayers, ToLayers},
     draw::Draw,
 };
+
+use crate::support::{ring::unpacked, settings};
 
 /// Rows of equal width, one after the other.
 #[derive(Debug, Clone, Default)]
@@ -36,9 +40,11 @@ impl Rows {
     }
 }
 
-/// Rows of whole numbers modulo 2^64, one after the other.
-#[derive(Debug, Clone, Default)]
+/// Rows of whole numbers modulo a power of two, one after the other.
+#[derive(Debug, Clone)]
 pub(crate) struct Whole {
+    /// Which.
+    pub(crate) modulus: Modulus,
     /// Numbers of a row.
     pub(crate) width: usize,
     /// `[rows, width]`.
@@ -50,9 +56,33 @@ impl Whole {
         self.numbers.len() / self.width
     }
 
+    /// Rows that travelled, each as so many words.
+    fn of(modulus: Modulus, words: &[f32], row_words: usize) -> Self {
+        let numbers = unpacked(modulus.bytes(), words);
+        Self { modulus, width: 4 * row_words / modulus.bytes(), numbers }
+    }
+
+    /// What is left of them without `other` ones.
+    pub(crate) fn without(&self, other: &Self) -> Self {
+        let less = |(z, r): (&u64, &u64)| z.wrapping_sub(*r) & u64::MAX >> (64 - self.modulus.bits());
+        Self { numbers: self.numbers.iter().zip(&other.numbers).map(less).collect(), ..*self }
+    }
+
+    /// The bytes of all numbers.
+    pub(crate) fn bytes(&self) -> Vec<u8> {
+        self.numbers
+            .iter()
+            .flat_map(|number| number.to_le_bytes().into_iter().take(self.modulus.bytes()))
+            .collect()
+    }
+
     /// As somebody sees them who takes them for rows with signs whose sizes he does not know: all of one size.
     pub(crate) fn seen(&self) -> Rows {
-        let mut values: Vec<f32> = self.numbers.iter().map(|number| number.cast_signed() as f32).collect();
+        let mut values: Vec<f32> = self
+            .numbers
+            .iter()
+            .map(|number| (number << (64 - self.modulus.bits())).cast_signed() as f32)
+            .collect();
         for row in values.chunks_mut(self.width) {
             let square: f64 = row.iter().map(|x| f64::from(*x).powi(2)).sum();
             let size = (square / self.width as f64).sqrt().max(f64::MIN_POSITIVE);
@@ -60,15 +90,6 @@ impl Whole {
         }
         Rows { width: self.width, values }
     }
-}
-
-/// Numbers of words of 32 bits, the lower half first.
-fn numbers(words: &[f32]) -> impl Iterator<Item = u64> {
-    words
-        .as_chunks::<2>()
-        .0
-        .iter()
-        .map(|[low, high]| u64::from(high.to_bits()) << 32 | u64::from(low.to_bits()))
 }
 
 /// A call as it crossed.
@@ -148,20 +169,28 @@ impl Curious {
         let words = self.kept_rows(end, |seen| {
             (seen.site, seen.op, seen.path, seen.source) == (site, op, SitePath::Ring, Source::Rows)
         });
-        Whole { width: words.width / 2, numbers: numbers(&words.values).collect() }
+        Whole::of(self.modulus(site, op), &words.values, words.width)
+    }
+
+    /// What numbers of a site are taken modulo.
+    fn modulus(&self, site: SiteId, op: Op) -> Modulus {
+        let session = Session::open(Box::new(self.executor.clone()), settings()).unwrap();
+        ring_room(&session.catalog().sites[site.0 as usize], op).unwrap().modulus
     }
 
     /// The rows of as many numbers as `width` that it was told to make for `site`.
     pub(crate) fn drawn(&self, site: SiteId, op: Op, width: usize) -> Whole {
+        let modulus = self.modulus(site, op);
         let log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut rows = Whole { width, numbers: Vec::new() };
+        let row_words = modulus.words(width);
+        let mut rows = Vec::new();
         for seen in log.iter().filter(|seen| (seen.site, seen.op, seen.source) == (site, op, Source::Draw)) {
-            let mut words = vec![0.0; 2 * width * seen.rows];
+            let mut words = vec![0.0; row_words * seen.rows];
             let draw = Draw::from_words(seen.sent.as_slice().try_into().unwrap());
-            draw.fill(0, 2 * width, &mut words);
-            rows.numbers.extend(numbers(&words));
+            draw.fill(0, row_words, &mut words);
+            rows.extend(words);
         }
-        rows
+        Whole::of(modulus, &rows, row_words)
     }
 
     /// What the executor computes for itself, having the weights: `x` through `site`, without bias.

@@ -147,11 +147,8 @@ impl EvaluateSites for Ringed {
         assert!(call.part.is_none() && call.op != SiteOp::Forward, "whole sites, without bias");
         let (site, weights) = (&self.sites[call.site.0 as usize], &self.weights[call.site.0 as usize]);
         let (columns, outputs) = (site.columns, outputs(site));
-        let whole = |words: &[f32]| -> Vec<u64> {
-            let words = words.as_chunks::<2>().0.iter();
-            words.map(|&[low, high]| u64::from(high.to_bits()) << 32 | u64::from(low.to_bits())).collect()
-        };
-        let x = whole(x.values());
+        let number_bytes = site.ring_room(call.op).unwrap().modulus.bytes();
+        let x = unpacked(number_bytes, x.values());
         let mut answers = Vec::new();
         if call.op == SiteOp::Backward {
             for g in x.chunks(outputs) {
@@ -175,9 +172,18 @@ impl EvaluateSites for Ringed {
         if let Some(tampering) = &mut self.tampering {
             tampering(call, &mut answers);
         }
-        for (words, answer) in out.as_chunks_mut::<2>().0.iter_mut().zip(answers) {
-            *words = [answer, answer >> 32].map(|half| f32::from_bits(half as u32));
+        let bytes: Vec<u8> =
+            answers.iter().flat_map(|answer| answer.to_le_bytes()[..number_bytes].to_vec()).collect();
+        for (word, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
+            *word = f32::from_le_bytes(*bytes);
         }
         Ok(())
     }
+}
+
+/// Numbers of so many bytes, that travelled as words of 32 bits; without signs.
+pub fn unpacked(number_bytes: usize, words: &[f32]) -> Vec<u64> {
+    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    let word = |number: &[u8]| number.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte));
+    bytes.chunks(number_bytes).map(word).collect()
 }

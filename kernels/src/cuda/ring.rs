@@ -1,22 +1,21 @@
-//! Linear layers modulo 2^64: the whole numbers of [`linear_ring`](crate::linear_ring()), to the last bit. See `ring.cu`,
+//! Linear layers modulo 2^64 or 2^48: the whole numbers of [`linear_ring`](crate::linear_ring()), to the last bit. See `ring.cu`,
 //! `ring_transposed.cu`.
 //!
-//! A word of 64 bits is two numbers of a [`Matrix`] of 32 bits, the low half first, which nobody computes with as floats: rows are
-//! twice as wide as they are long.
+//! Numbers of rows lie one behind the other in a [`Matrix`] of 32 bits, which nobody computes with as floats.
 
 use super::{
     CudaError, DeviceVec, Matrix, Stream, Weight,
     launch::{Arg, Shape, count, launch},
     weight::{by_form, number_kind},
 };
-use crate::lora::NumberKind;
+use crate::{Modulus, lora::NumberKind};
 
 /// Threads of a block.
 const THREADS: u32 = 256;
 
 /// Elements of a row whose planes of bytes lie together, and bytes of all planes of one element.
 const GROUP: usize = 32;
-const WORD_BYTES: usize = 8;
+const PLANES: usize = 8;
 
 /// Rows and outputs that a block makes: `TILE_ROWS`, `BAND` of `ring.cu`.
 const TILE: (usize, usize) = (8, 16);
@@ -33,7 +32,7 @@ pub struct RingPart<'a> {
     /// The power of two that the scales of a block format are relative to: [`PackedForm::unit`](crate::PackedForm::unit) of the
     /// stored tensor.
     pub unit: f32,
-    /// Word of a row of `out` of the first output feature.
+    /// Number of a row of `out` of the first output feature.
     pub column: usize,
 }
 
@@ -49,45 +48,51 @@ impl RingPart<'_> {
     }
 }
 
-/// Rows as the tensor cores take them. Belongs to one stream.
+/// What products are computed with, kept between them. Belongs to one stream.
 #[derive(Debug)]
-pub struct RingPlanes {
-    bytes: DeviceVec<u8>,
+pub struct RingScratch {
+    /// Rows as the tensor cores take them.
+    planes: DeviceVec<u8>,
+    /// Gradients as words, before they are numbers of fewer bits.
+    wide: Matrix,
 }
 
-impl RingPlanes {
-    /// Without rows.
+impl RingScratch {
+    /// Empty.
     ///
     /// # Errors
     ///
     /// The device has no room.
     pub fn new(stream: &Stream) -> Result<Self, CudaError> {
-        Ok(Self { bytes: DeviceVec::new(stream.cuda(), 0)? })
+        let (cuda, kind) = (stream.cuda(), NumberKind::F32);
+        Ok(Self { planes: DeviceVec::new(cuda, 0)?, wide: Matrix::new(cuda, kind)? })
     }
 
     /// Enqueues writing the planes of `x`.
-    fn write(&mut self, stream: &Stream, x: &Matrix) -> Result<(), CudaError> {
-        let groups = length(x).div_ceil(GROUP);
-        let needed = x.rows() * groups * GROUP * WORD_BYTES;
-        if needed > self.bytes.len() {
-            self.bytes = DeviceVec::new(stream.cuda(), needed)?;
+    fn write_planes(&mut self, stream: &Stream, modulus: Modulus, x: &Matrix) -> Result<(), CudaError> {
+        let length = length(modulus, x);
+        let groups = length.div_ceil(GROUP);
+        let needed = x.rows() * groups * GROUP * PLANES;
+        if needed > self.planes.len() {
+            self.planes = DeviceVec::new(stream.cuda(), needed)?;
         }
         let arguments = [
             Arg::Ptr(x.address()),
+            Arg::U32(count(modulus.bytes())),
             Arg::U32(count(x.rows())),
-            Arg::U32(count(length(x))),
+            Arg::U32(count(length)),
             Arg::U32(count(groups)),
-            Arg::Ptr(self.bytes.address()),
+            Arg::Ptr(self.planes.address()),
         ];
-        let blocks = needed.div_ceil(WORD_BYTES * THREADS as usize);
-        // SAFETY: 1. The kernel is declared with these arguments. 2. x has so many rows of so many words; there is room for the
+        let blocks = needed.div_ceil(PLANES * THREADS as usize);
+        // SAFETY: 1. The kernel is declared with these arguments. 2. x has so many rows of so many numbers; there is room for the
         // planes. 3. What it writes is borrowed exclusively.
         unsafe { launch(stream, "ring_planes", Shape::line(blocks, THREADS), &arguments) }
     }
 }
 
-/// `out[r, column + o] = sum_k W[o, k] x[r, k]` modulo 2^64 for every part, in units of `2^exponent`: x is `[rows, inputs]`, a
-/// weight `[outputs, inputs]`, out `[rows, _]`, all but the weights of words. Words of no part are left as they are. The
+/// `out[r, column + o] = sum_k W[o, k] x[r, k]` for every part, in units of `2^exponent`: x is `[rows, inputs]`, a weight
+/// `[outputs, inputs]`, out `[rows, _]`, all but the weights of numbers of this modulus. Those of no part are left as they are. The
 /// exponent is at least the [smallest](crate::RingForm::smallest) of each part.
 ///
 /// The first call of a shape may take memory: it must not be recorded in a graph.
@@ -98,18 +103,20 @@ impl RingPlanes {
 ///
 /// # Panics
 ///
-/// If the shapes do not fit together, or rows are no words.
+/// If the shapes do not fit together, or rows are no numbers.
 pub fn linear_ring(
     stream: &Stream,
-    planes: &mut RingPlanes,
+    scratch: &mut RingScratch,
+    modulus: Modulus,
     x: &Matrix,
     parts: &[RingPart<'_>],
     exponent: i32,
     out: &mut Matrix,
 ) -> Result<(), CudaError> {
-    check_parts(parts, (length(x), length(out)));
+    let stride = length(modulus, out);
+    check_parts(parts, (length(modulus, x), stride));
     assert_eq!(x.rows(), out.rows(), "an output row for each row");
-    planes.write(stream, x)?;
+    scratch.write_planes(stream, modulus, x)?;
     for part in parts {
         let (outputs, [first, then]) = (part.weight.rows(), part.factors(exponent));
         let arguments = [
@@ -118,38 +125,66 @@ pub fn linear_ring(
             Arg::U32(count(part.weight.columns())),
             first,
             then,
-            Arg::Ptr(planes.bytes.address()),
+            Arg::Ptr(scratch.planes.address()),
             Arg::U32(count(x.rows())),
-            Arg::Ptr(out.address() + (WORD_BYTES * part.column) as u64),
-            Arg::U32(count(length(out))),
+            Arg::Ptr(out.address() + (modulus.bytes() * part.column) as u64),
+            Arg::U32(count(modulus.bytes())),
+            Arg::U32(count(stride)),
         ];
         let shape = Shape::plane(x.rows().div_ceil(TILE.0), outputs.div_ceil(TILE.1), THREADS);
         // SAFETY: 1. The kernels are declared with these arguments. 2. The planes are those of x, whose rows are as long as the
-        // weight's; the part's words lie within out's rows, as was checked. 3. What it writes is borrowed exclusively.
+        // weight's; the part's numbers lie within out's rows, as was checked. 3. What it writes is borrowed exclusively.
         unsafe { launch(stream, by_form!("ring", part.weight.kind()), shape, &arguments)? };
     }
     Ok(())
 }
 
-/// `out[r, i] = sum over parts and their outputs o of g[r, column + o] W[o, i]` modulo 2^64, in units of `2^exponent` as above:
-/// g is `[rows, _]`, out `[rows, inputs]`, of words. Without parts it is zero.
+/// `out[r, i] = sum over parts and their outputs o of g[r, column + o] W[o, i]`, in units of `2^exponent` as above: g is
+/// `[rows, _]`, out `[rows, inputs]`, of numbers of this modulus. Without parts it is zero.
+///
+/// The first call of a shape may take memory: it must not be recorded in a graph.
 ///
 /// # Errors
 ///
-/// The device is lost.
+/// The device is lost, or has no room for sums.
 ///
 /// # Panics
 ///
-/// If the shapes do not fit together, or rows are no words.
+/// If the shapes do not fit together, or rows are no numbers.
 pub fn linear_ring_transposed(
     stream: &Stream,
+    scratch: &mut RingScratch,
+    modulus: Modulus,
     g: &Matrix,
     parts: &[RingPart<'_>],
     exponent: i32,
     out: &mut Matrix,
 ) -> Result<(), CudaError> {
-    check_parts(parts, (length(out), length(g)));
+    check_parts(parts, (length(modulus, out), length(modulus, g)));
     assert_eq!(g.rows(), out.rows(), "an output row for each row");
+    if modulus == Modulus::Bits64 {
+        return add_gradients(stream, modulus, g, parts, exponent, out);
+    }
+    let wide = &mut scratch.wide;
+    wide.reshape(g.rows(), 2 * length(modulus, out))?;
+    add_gradients(stream, modulus, g, parts, exponent, wide)?;
+    let numbers = g.rows() * length(modulus, out);
+    let arguments = [Arg::Ptr(wide.address()), Arg::U64(numbers as u64), Arg::Ptr(out.address())];
+    let shape = Shape::line(numbers.div_ceil(THREADS as usize), THREADS);
+    // SAFETY: 1. The kernel is declared with these arguments. 2. There are as many words as out has numbers. 3. What it writes is
+    // borrowed exclusively.
+    unsafe { launch(stream, "ring_narrow", shape, &arguments) }
+}
+
+/// The sums of gradients, as words of `out`.
+fn add_gradients(
+    stream: &Stream,
+    modulus: Modulus,
+    g: &Matrix,
+    parts: &[RingPart<'_>],
+    exponent: i32,
+    out: &mut Matrix,
+) -> Result<(), CudaError> {
     out.clear(stream)?;
     for part in parts {
         let (weight, [first, then]) = (part.weight, part.factors(exponent));
@@ -159,9 +194,10 @@ pub fn linear_ring_transposed(
             Arg::U32(count(weight.columns())),
             first,
             then,
-            Arg::Ptr(g.address() + (WORD_BYTES * part.column) as u64),
+            Arg::Ptr(g.address() + (modulus.bytes() * part.column) as u64),
+            Arg::U32(count(modulus.bytes())),
             Arg::U32(count(g.rows())),
-            Arg::U32(count(length(g))),
+            Arg::U32(count(length(modulus, g))),
             Arg::U32(count(SLICE)),
             Arg::Ptr(out.address()),
         ];
@@ -169,20 +205,22 @@ pub fn linear_ring_transposed(
             [weight.columns().div_ceil(TRANSPOSED_TILE.1), g.rows().div_ceil(TRANSPOSED_TILE.0)].map(count);
         let grid = [blocks[0], blocks[1], count(weight.rows().div_ceil(SLICE))];
         let shape = Shape { grid, ..Shape::line(1, THREADS) };
-        // SAFETY: 1. The kernels are declared with these arguments. 2. The part's words lie within g's rows, as was checked, and
+        // SAFETY: 1. The kernels are declared with these arguments. 2. The part's numbers lie within g's rows, as was checked, and
         // out's rows are as long as the weight's. 3. What it writes is borrowed exclusively.
         unsafe { launch(stream, by_form!("ring_transposed", weight.kind()), shape, &arguments)? };
     }
     Ok(())
 }
 
-/// Words of a row.
-fn length(rows: &Matrix) -> usize {
-    assert!(rows.kind() == NumberKind::F32 && rows.width().is_multiple_of(2), "rows of words");
-    rows.width() / 2
+/// Numbers of a row.
+fn length(modulus: Modulus, rows: &Matrix) -> usize {
+    let bytes = size_of::<f32>() * rows.width();
+    let is_whole = rows.kind() == NumberKind::F32 && bytes.is_multiple_of(modulus.bytes());
+    assert!(is_whole, "rows of whole numbers");
+    bytes / modulus.bytes()
 }
 
-/// Panics unless `parts` take rows of `inputs` words and lie side by side in rows of `stride`.
+/// Panics unless `parts` take rows of `inputs` numbers and lie side by side in rows of `stride`.
 fn check_parts(parts: &[RingPart<'_>], (inputs, stride): (usize, usize)) {
     let end = |part: &RingPart<'_>| part.column + part.weight.rows();
     for part in parts {

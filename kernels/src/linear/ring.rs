@@ -1,4 +1,4 @@
-//! Linear layers modulo 2^64: `out = x · Wᵀ` and `out = g · W` in whole numbers, exact whatever the order of the sums.
+//! Linear layers modulo 2^64 or 2^48: `out = x · Wᵀ` and `out = g · W` in whole numbers, exact whatever the order of the sums.
 //!
 //! What is added to a row before it is multiplied comes off again afterwards, to the last bit: masks and shares need that.
 //! Weights are whole numbers times one power of two, `2^exponent` ([`RingForm`]):
@@ -10,11 +10,12 @@
 //!
 //! All rounding is to the nearest, ties to even.
 //!
-//! A word is 64 bits; whether it stands for a number with or without sign is the business of whoever reads it.
+//! A row is numbers of eight or six bytes ([`Modulus`]), wherever in memory it begins; whether they have a sign is the business of
+//! whoever reads them. A word is one of them while it is computed with, 64 bits, of which those that no number has are dropped.
 //!
 //! # Layout
 //!
-//! - this file: both products. `form`: the exponent, and rows of whole numbers.
+//! - this file: both products. `modulus`: how numbers of rows lie. `form`: the exponent, and rows of whole numbers.
 //! - `whole`: whole numbers decoded in registers. `words`: sums over them, of any weights.
 //! - `planes`: sums over codes, where the set multiplies bytes faster than words.
 //! - `digits`: sums over digits of many rows, where there is a matrix unit.
@@ -23,17 +24,19 @@
 mod bytes;
 mod digits;
 mod form;
+mod modulus;
 mod planes;
 mod share;
 mod whole;
 mod words;
 
 pub use form::RingForm;
+pub use modulus::Modulus;
 
 use super::part::{LinearPart, check_parts};
 use crate::{SumFrom, isa::Isa, pool::Pool};
 
-/// Computes `parts`, which have no bias, for `rows` rows of `x` into rows of `out` of `stride` words, on all threads of `pool`.
+/// Computes `parts`, which have no bias, for `rows` rows of `x` into rows of `out` of `stride` numbers, on all threads of `pool`.
 /// Outputs count in units of `2^exponent`, an exponent that is at least the [smallest](RingForm::smallest) of each matrix: with
 /// another they are not those of the weights.
 ///
@@ -44,11 +47,33 @@ use crate::{SumFrom, isa::Isa, pool::Pool};
 pub fn linear_ring(
     pool: &mut Pool,
     isa: Isa,
-    x: &[u64],
+    modulus: Modulus,
+    x: &[u8],
     rows: usize,
     parts: &[LinearPart<'_>],
     exponent: i32,
-    out: &mut [u64],
+    out: &mut [u8],
+    stride: usize,
+) {
+    match modulus {
+        Modulus::Bits48 => {
+            forward::<6>(pool, isa, numbers(x), rows, parts, exponent, numbers_mut(out), stride)
+        }
+        Modulus::Bits64 => {
+            forward::<8>(pool, isa, numbers(x), rows, parts, exponent, numbers_mut(out), stride)
+        }
+    }
+}
+
+#[allow(clippy::too_many_arguments, reason = "the shapes of one matrix product")]
+fn forward<const B: usize>(
+    pool: &mut Pool,
+    isa: Isa,
+    x: &[[u8; B]],
+    rows: usize,
+    parts: &[LinearPart<'_>],
+    exponent: i32,
+    out: &mut [[u8; B]],
     stride: usize,
 ) {
     let Some(width) = parts.first().map(|part| part.matrix.columns()) else { return };
@@ -76,11 +101,33 @@ pub fn linear_ring(
 pub fn linear_ring_by_words(
     pool: &mut Pool,
     isa: Isa,
-    x: &[u64],
+    modulus: Modulus,
+    x: &[u8],
     rows: usize,
     parts: &[LinearPart<'_>],
     exponent: i32,
-    out: &mut [u64],
+    out: &mut [u8],
+    stride: usize,
+) {
+    match modulus {
+        Modulus::Bits48 => {
+            by_words::<6>(pool, isa, numbers(x), rows, parts, exponent, numbers_mut(out), stride)
+        }
+        Modulus::Bits64 => {
+            by_words::<8>(pool, isa, numbers(x), rows, parts, exponent, numbers_mut(out), stride)
+        }
+    }
+}
+
+#[allow(clippy::too_many_arguments, reason = "the shapes of one matrix product")]
+fn by_words<const B: usize>(
+    pool: &mut Pool,
+    isa: Isa,
+    x: &[[u8; B]],
+    rows: usize,
+    parts: &[LinearPart<'_>],
+    exponent: i32,
+    out: &mut [[u8; B]],
     stride: usize,
 ) {
     let Some(width) = parts.first().map(|part| part.matrix.columns()) else { return };
@@ -93,7 +140,7 @@ fn has_byte_products(isa: Isa) -> bool {
     isa <= Isa::Avx512
 }
 
-/// Computes the sums over the outputs of `parts`, which have no bias, for `rows` rows of `g`, which have `stride` words; `out` is
+/// Computes the sums over the outputs of `parts`, which have no bias, for `rows` rows of `g`, which have `stride` numbers; `out` is
 /// `[rows, columns]`, in units of `2^exponent` as above. Without parts it is what the sums begin with.
 ///
 /// # Panics
@@ -103,18 +150,40 @@ fn has_byte_products(isa: Isa) -> bool {
 pub fn linear_ring_transposed(
     pool: &mut Pool,
     isa: Isa,
-    g: &[u64],
+    modulus: Modulus,
+    g: &[u8],
     rows: usize,
     stride: usize,
     parts: &[LinearPart<'_>],
     exponent: i32,
     from: SumFrom,
-    out: &mut [u64],
+    out: &mut [u8],
 ) {
-    assert_eq!(g.len(), rows * stride, "g is {rows} rows of {stride}");
     if from == SumFrom::Zero {
         out.fill(0);
     }
+    match modulus {
+        Modulus::Bits48 => {
+            backward::<6>(pool, isa, numbers(g), rows, stride, parts, exponent, numbers_mut(out))
+        }
+        Modulus::Bits64 => {
+            backward::<8>(pool, isa, numbers(g), rows, stride, parts, exponent, numbers_mut(out))
+        }
+    }
+}
+
+#[allow(clippy::too_many_arguments, reason = "the shapes of one matrix product")]
+fn backward<const B: usize>(
+    pool: &mut Pool,
+    isa: Isa,
+    g: &[[u8; B]],
+    rows: usize,
+    stride: usize,
+    parts: &[LinearPart<'_>],
+    exponent: i32,
+    out: &mut [[u8; B]],
+) {
+    assert_eq!(g.len(), rows * stride, "g is {rows} rows of {stride}");
     let Some(columns) = parts.first().map(|part| part.matrix.columns()) else { return };
     check(parts, columns, stride);
     assert_eq!(out.len(), rows * columns, "out is {rows} rows of {columns}");
@@ -131,7 +200,20 @@ fn halves(word: u64) -> (i32, i32) {
     (word as i32, (word.wrapping_add(1 << 31) >> 32) as i32)
 }
 
-fn check_forward(x: &[u64], rows: usize, parts: &[LinearPart<'_>], width: usize, out: &[u64], stride: usize) {
+/// A row or rows as numbers.
+fn numbers<const B: usize>(bytes: &[u8]) -> &[[u8; B]] {
+    let (numbers, rest) = bytes.as_chunks();
+    assert!(rest.is_empty(), "rows are of whole numbers");
+    numbers
+}
+
+fn numbers_mut<const B: usize>(bytes: &mut [u8]) -> &mut [[u8; B]] {
+    let (numbers, rest) = bytes.as_chunks_mut();
+    assert!(rest.is_empty(), "rows are of whole numbers");
+    numbers
+}
+
+fn check_forward<N>(x: &[N], rows: usize, parts: &[LinearPart<'_>], width: usize, out: &[N], stride: usize) {
     check(parts, width, stride);
     assert_eq!(x.len(), rows * width, "x is {rows} rows of {width}");
     assert!(out.len() >= rows * stride, "out holds {rows} rows of {stride}");

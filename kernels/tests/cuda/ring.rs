@@ -1,9 +1,9 @@
-//! Linear layers modulo 2^64: the words of the CPU for every type of weight, forward and backward.
+//! Linear layers modulo 2^64 and 2^48: the numbers of the CPU for every type of weight, forward and backward.
 
 use half::f16;
 use kernels::{
-    Isa, LinearPart, PackedForm, PackedMatrix, Pool, RingForm, SumFrom, TensorType,
-    cuda::{Matrix, RingPart, RingPlanes, Stream, Weight, linear_ring, linear_ring_transposed},
+    Isa, LinearPart, Modulus, PackedForm, PackedMatrix, Pool, RingForm, SumFrom, TensorType,
+    cuda::{Matrix, RingPart, RingScratch, Stream, Weight, linear_ring, linear_ring_transposed},
     lora::NumberKind,
 };
 
@@ -15,7 +15,7 @@ use crate::{
 /// What a word holds where no part writes.
 const UNTOUCHED: u64 = 0x1234_5678_9abc_def0;
 
-/// Words left free before each part, and behind the last.
+/// Numbers left free before each part, and behind the last.
 const GAP: usize = 3;
 
 /// Words that make the most of carries and signs.
@@ -53,7 +53,12 @@ impl Layers {
         };
         let parts: Vec<Part> = stored.iter().map(part).collect();
         let forms: Vec<RingForm> = parts.iter().map(|part| part.packed.ring_form().unwrap()).collect();
-        Self { exponent: RingForm::common(&forms).unwrap(), parts, width, stride: stride + GAP }
+        Self {
+            exponent: RingForm::common(&forms).unwrap(),
+            parts,
+            width,
+            stride: (stride + GAP).next_multiple_of(2),
+        }
     }
 
     fn random(stream: &Stream, shapes: &[(TensorType, usize)], width: usize, random: &mut Random) -> Self {
@@ -75,57 +80,69 @@ impl Layers {
             .collect()
     }
 
-    /// Compares both products of `rows` rows with the CPU's.
+    /// Compares both products of `rows` rows with the CPU's, by each modulus that rows of such a width are whole words of.
     fn check(&self, stream: &Stream, rows: usize, random: &mut Random) {
+        let (x, g) = (words(rows * self.width, random), words(rows * self.stride, random));
+        for modulus in Modulus::ALL {
+            if modulus == Modulus::Bits64 || self.width.is_multiple_of(2) {
+                self.check_by(stream, modulus, rows, (&x, &g));
+            }
+        }
+    }
+
+    fn check_by(&self, stream: &Stream, modulus: Modulus, rows: usize, (x, g): (&[u64], &[u64])) {
         let what = || {
             let kinds: Vec<_> = self.parts.iter().map(|part| part.weight.kind()).collect();
-            format!("{kinds:?} of width {}, {rows} rows", self.width)
+            format!("{kinds:?} of width {}, {rows} rows, {modulus:?}", self.width)
         };
         let (isa, pool) = (Isa::best(), &mut Pool::new(&[0]).unwrap());
-        let (x, g) = (words(rows * self.width, random), words(rows * self.stride, random));
-        let mut wanted = vec![UNTOUCHED; rows * self.stride];
-        kernels::linear_ring(pool, isa, &x, rows, &self.packed(), self.exponent, &mut wanted, self.stride);
-        assert!(self.forward(stream, &x) == wanted, "{}", what());
-        let mut wanted = vec![0; rows * self.width];
-        let (packed, from) = (self.packed(), SumFrom::Zero);
-        let (stride, exponent) = (self.stride, self.exponent);
-        kernels::linear_ring_transposed(pool, isa, &g, rows, stride, &packed, exponent, from, &mut wanted);
-        assert!(self.backward(stream, &g) == wanted, "{}, backward", what());
+        let (packed, from, e) = (self.packed(), SumFrom::Zero, self.exponent);
+        let mut out = numbers(modulus, &vec![UNTOUCHED; rows * self.stride]);
+        let (row, stride) = (numbers(modulus, x), self.stride);
+        kernels::linear_ring(pool, isa, modulus, &row, rows, &packed, e, &mut out, stride);
+        assert!(self.forward(stream, modulus, x) == out, "{}", what());
+        let (row, mut out) = (numbers(modulus, g), vec![0; rows * self.width * modulus.bytes()]);
+        kernels::linear_ring_transposed(pool, isa, modulus, &row, rows, stride, &packed, e, from, &mut out);
+        assert!(self.backward(stream, modulus, g) == out, "{}, backward", what());
     }
 
-    fn forward(&self, stream: &Stream, x: &[u64]) -> Vec<u64> {
+    fn forward(&self, stream: &Stream, modulus: Modulus, x: &[u64]) -> Vec<u8> {
         let rows = x.len() / self.width;
         let (x, mut out) = (
-            on_device(stream, x, self.width),
-            on_device(stream, &vec![UNTOUCHED; rows * self.stride], self.stride),
+            on_device(stream, modulus, x, self.width),
+            on_device(stream, modulus, &vec![UNTOUCHED; rows * self.stride], self.stride),
         );
-        let planes = &mut RingPlanes::new(stream).unwrap();
-        linear_ring(stream, planes, &x, &self.parts(), self.exponent, &mut out).unwrap();
+        let scratch = &mut RingScratch::new(stream).unwrap();
+        linear_ring(stream, scratch, modulus, &x, &self.parts(), self.exponent, &mut out).unwrap();
         from_device(stream, &out)
     }
 
-    fn backward(&self, stream: &Stream, g: &[u64]) -> Vec<u64> {
+    fn backward(&self, stream: &Stream, modulus: Modulus, g: &[u64]) -> Vec<u8> {
         let rows = g.len() / self.stride;
         let (g, mut out) = (
-            on_device(stream, g, self.stride),
-            on_device(stream, &vec![UNTOUCHED; rows * self.width], self.width),
+            on_device(stream, modulus, g, self.stride),
+            on_device(stream, modulus, &vec![UNTOUCHED; rows * self.width], self.width),
         );
-        linear_ring_transposed(stream, &g, &self.parts(), self.exponent, &mut out).unwrap();
+        let scratch = &mut RingScratch::new(stream).unwrap();
+        linear_ring_transposed(stream, scratch, modulus, &g, &self.parts(), self.exponent, &mut out).unwrap();
         from_device(stream, &out)
     }
 }
 
-/// Rows of `width` words on the device.
-fn on_device(stream: &Stream, words: &[u64], width: usize) -> Matrix {
-    let halves: Vec<f32> =
-        words.iter().flat_map(|&word| [word as u32, (word >> 32) as u32].map(f32::from_bits)).collect();
-    matrix(stream, NumberKind::F32, 2 * width, &halves)
+/// Words as numbers of rows.
+fn numbers(modulus: Modulus, words: &[u64]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_le_bytes().into_iter().take(modulus.bytes())).collect()
 }
 
-fn from_device(stream: &Stream, rows: &Matrix) -> Vec<u64> {
-    let halves = rows.to_vec(stream).unwrap();
-    let word = |half: &[f32]| u64::from(half[0].to_bits()) | u64::from(half[1].to_bits()) << 32;
-    halves.chunks_exact(2).map(word).collect()
+/// Rows of `width` numbers on the device.
+fn on_device(stream: &Stream, modulus: Modulus, words: &[u64], width: usize) -> Matrix {
+    let floats: Vec<f32> =
+        numbers(modulus, words).as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect();
+    matrix(stream, NumberKind::F32, width * modulus.bytes() / 4, &floats)
+}
+
+fn from_device(stream: &Stream, rows: &Matrix) -> Vec<u8> {
+    rows.to_vec(stream).unwrap().into_iter().flat_map(f32::to_le_bytes).collect()
 }
 
 /// Words of which one in four is extreme.
@@ -193,7 +210,12 @@ fn what_is_added_to_a_row_comes_off_again() {
     let layers = Layers::random(&stream, &[(TensorType::Q5K, 40), (TensorType::Bf16, 20)], 512, random);
     let (x, pad) = (words(512, random), words(512, random));
     let masked: Vec<u64> = x.iter().zip(&pad).map(|(x, pad)| x.wrapping_add(*pad)).collect();
-    let [plain, pad, masked] = [x, pad, masked].map(|x| layers.forward(&stream, &x));
+    let modulus = Modulus::Bits64;
+    let [plain, pad, masked] = [x, pad, masked].map(|x| layers.forward(&stream, modulus, &x));
+    let words = |numbers: &Vec<u8>| -> Vec<u64> {
+        numbers.as_chunks().0.iter().map(|&number| u64::from_le_bytes(number)).collect()
+    };
+    let (plain, pad, masked) = (words(&plain), words(&pad), words(&masked));
     for part in &layers.parts {
         for at in part.column..part.column + part.packed.rows() {
             assert_eq!(masked[at].wrapping_sub(pad[at]), plain[at]);
@@ -205,10 +227,13 @@ fn what_is_added_to_a_row_comes_off_again() {
 fn no_rows_and_no_parts_are_nothing() {
     let Some(stream) = stream() else { return };
     let layers = Layers::random(&stream, &[(TensorType::Q4_0, 5)], 64, &mut Random::new(5));
-    assert!(layers.forward(&stream, &[]).is_empty());
-    assert!(layers.backward(&stream, &[]).is_empty());
-    let g = on_device(&stream, &[1, 2, 3, 4], 2);
-    let mut out = on_device(&stream, &[UNTOUCHED; 6], 3);
-    linear_ring_transposed(&stream, &g, &[], 0, &mut out).unwrap();
-    assert_eq!(from_device(&stream, &out), [0; 6]);
+    for modulus in Modulus::ALL {
+        assert!(layers.forward(&stream, modulus, &[]).is_empty());
+        assert!(layers.backward(&stream, modulus, &[]).is_empty());
+        let g = on_device(&stream, modulus, &[1, 2, 3, 4], 2);
+        let mut out = on_device(&stream, modulus, &[UNTOUCHED; 8], 4);
+        let scratch = &mut RingScratch::new(&stream).unwrap();
+        linear_ring_transposed(&stream, scratch, modulus, &g, &[], 0, &mut out).unwrap();
+        assert!(from_device(&stream, &out).iter().all(|&byte| byte == 0), "{modulus:?}");
+    }
 }

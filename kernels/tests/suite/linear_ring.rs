@@ -1,9 +1,9 @@
-//! Linear layers modulo 2^64: against plain sums of 128 bits, forward and backward, and what whole numbers are the weights.
+//! Linear layers modulo 2^64 and 2^48: against plain sums of 128 bits, forward and backward, and what whole numbers are the weights.
 
 use half::f16;
 use kernels::{
-    Isa, LinearPart, PackedMatrix, Pool, RingForm, SumFrom, TensorType, linear_ring, linear_ring_by_words,
-    linear_ring_transposed, reference,
+    Isa, LinearPart, Modulus, PackedMatrix, Pool, RingForm, SumFrom, TensorType, linear_ring,
+    linear_ring_by_words, linear_ring_transposed, reference,
 };
 use proptest::{collection, prelude::*, sample};
 use rand::Rng;
@@ -70,26 +70,34 @@ impl Layers {
             .collect()
     }
 
-    fn forward(&self, pool: &mut Pool, isa: Isa, x: &[u64]) -> Vec<u64> {
-        let rows = x.len() / self.width;
-        let mut out = vec![UNTOUCHED; rows * self.stride];
-        linear_ring(pool, isa, x, rows, &self.parts(), self.exponent, &mut out, self.stride);
-        out
+    fn forward(&self, pool: &mut Pool, isa: Isa, modulus: Modulus, x: &[u64]) -> Vec<u64> {
+        self.forward_by(linear_ring, pool, isa, modulus, x)
     }
 
-    fn by_words(&self, pool: &mut Pool, isa: Isa, x: &[u64]) -> Vec<u64> {
-        let rows = x.len() / self.width;
-        let mut out = vec![UNTOUCHED; rows * self.stride];
-        linear_ring_by_words(pool, isa, x, rows, &self.parts(), self.exponent, &mut out, self.stride);
-        out
+    fn by_words(&self, pool: &mut Pool, isa: Isa, modulus: Modulus, x: &[u64]) -> Vec<u64> {
+        self.forward_by(linear_ring_by_words, pool, isa, modulus, x)
     }
 
-    fn backward(&self, pool: &mut Pool, isa: Isa, g: &[u64]) -> Vec<u64> {
+    fn forward_by(
+        &self,
+        product: Product,
+        pool: &mut Pool,
+        isa: Isa,
+        modulus: Modulus,
+        x: &[u64],
+    ) -> Vec<u64> {
+        let rows = x.len() / self.width;
+        let (x, mut out) = (packed(modulus, x), packed(modulus, &vec![UNTOUCHED; rows * self.stride]));
+        product(pool, isa, modulus, &x, rows, &self.parts(), self.exponent, &mut out, self.stride);
+        unpacked(modulus, &out)
+    }
+
+    fn backward(&self, pool: &mut Pool, isa: Isa, modulus: Modulus, g: &[u64]) -> Vec<u64> {
         let rows = g.len() / self.stride;
-        let mut out = vec![UNTOUCHED; rows * self.width];
-        let (parts, from) = (self.parts(), SumFrom::Zero);
-        linear_ring_transposed(pool, isa, g, rows, self.stride, &parts, self.exponent, from, &mut out);
-        out
+        let (g, mut out) = (packed(modulus, g), packed(modulus, &vec![UNTOUCHED; rows * self.width]));
+        let (parts, e, from) = (self.parts(), self.exponent, SumFrom::Zero);
+        linear_ring_transposed(pool, isa, modulus, &g, rows, self.stride, &parts, e, from, &mut out);
+        unpacked(modulus, &out)
     }
 
     fn plain_forward(&self, x: &[u64]) -> Vec<u64> {
@@ -119,6 +127,24 @@ impl Layers {
     }
 }
 
+type Product = fn(&mut Pool, Isa, Modulus, &[u8], usize, &[LinearPart<'_>], i32, &mut [u8], usize);
+
+/// Words as numbers of rows.
+fn packed(modulus: Modulus, words: &[u64]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_le_bytes().into_iter().take(modulus.bytes())).collect()
+}
+
+/// Numbers of rows as words.
+fn unpacked(modulus: Modulus, numbers: &[u8]) -> Vec<u64> {
+    let word = |number: &[u8]| number.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte));
+    numbers.chunks(modulus.bytes()).map(word).collect()
+}
+
+/// What is left of words modulo another number than 2^64.
+fn modulo(modulus: Modulus, words: &[u64]) -> Vec<u64> {
+    words.iter().map(|word| word & u64::MAX >> (64 - modulus.bits())).collect()
+}
+
 /// All weights as whole numbers.
 fn whole(matrix: &PackedMatrix, exponent: i32) -> Vec<i32> {
     let mut whole = vec![0; matrix.rows() * matrix.columns()];
@@ -136,6 +162,11 @@ fn words(seed: u64, count: usize) -> Vec<u64> {
         if random.random_range(0..8) == 0 { EXTREMES[any as usize % EXTREMES.len()] } else { any }
     };
     (0..count).map(word).collect()
+}
+
+/// Each set of instructions by each modulus.
+fn everywhere() -> impl Iterator<Item = (Modulus, Isa)> {
+    Modulus::ALL.into_iter().flat_map(|modulus| Isa::available().into_iter().map(move |isa| (modulus, isa)))
 }
 
 fn width_for(shapes: &[(TensorType, usize)], step: usize) -> usize {
@@ -160,10 +191,13 @@ proptest! {
         let layers = Layers::random(&shapes, width_for(&shapes, step), seed);
         let (x, g) = (words(!seed, rows * layers.width), words(seed ^ 1, rows * layers.stride));
         let (forward, backward) = (layers.plain_forward(&x), layers.plain_backward(&g));
-        for isa in Isa::available() {
-            prop_assert_eq!(&layers.forward(&mut pool(1), isa, &x), &forward, "{:?}", isa);
-            prop_assert_eq!(&layers.by_words(&mut pool(1), isa, &x), &forward, "{:?}", isa);
-            prop_assert_eq!(&layers.backward(&mut pool(1), isa, &g), &backward, "{:?}", isa);
+        for modulus in Modulus::ALL {
+            let [forward, backward] = [&forward, &backward].map(|words| modulo(modulus, words));
+            for isa in Isa::available() {
+                prop_assert_eq!(&layers.forward(&mut pool(1), isa, modulus, &x), &forward, "{:?}", isa);
+                prop_assert_eq!(&layers.by_words(&mut pool(1), isa, modulus, &x), &forward, "{:?}", isa);
+                prop_assert_eq!(&layers.backward(&mut pool(1), isa, modulus, &g), &backward, "{:?}", isa);
+            }
         }
     }
 }
@@ -176,17 +210,18 @@ fn each_type_gives_exact_products_of_any_width_its_blocks_allow_on_any_number_of
             let layers = Layers::random(&shapes, width_for(&shapes, step), step as u64);
             let (x, g) = (words(3, 67 * layers.width), words(4, 67 * layers.stride));
             let (forward, backward) = (layers.plain_forward(&x), layers.plain_backward(&g));
-            for isa in Isa::available() {
+            for (modulus, isa) in everywhere() {
                 for (rows, threads) in [(1, 2), (2, 1), (3, 3), (67, 2)] {
                     let (out, back) = (rows * layers.stride, rows * layers.width);
-                    let found = layers.forward(&mut pool(threads), isa, &x[..rows * layers.width]);
+                    let found = layers.forward(&mut pool(threads), isa, modulus, &x[..rows * layers.width]);
                     assert!(
-                        found == forward[..out],
-                        "{isa:?}, {kind:?}, {rows} rows, width {}",
+                        found == modulo(modulus, &forward[..out]),
+                        "{isa:?}, {modulus:?}, {kind:?}, {rows} rows, width {}",
                         layers.width
                     );
-                    let found = layers.backward(&mut pool(threads), isa, &g[..rows * layers.stride]);
-                    assert!(found == backward[..back], "{isa:?}, {kind:?}, {rows} rows back");
+                    let found = layers.backward(&mut pool(threads), isa, modulus, &g[..rows * layers.stride]);
+                    let wanted = modulo(modulus, &backward[..back]);
+                    assert!(found == wanted, "{isa:?}, {modulus:?}, {kind:?}, {rows} rows back");
                 }
             }
         }
@@ -199,9 +234,10 @@ fn sums_over_more_elements_and_outputs_than_are_cut_at_once_are_exact_too() {
     let layers = Layers::random(&shapes, 7 * 256, 5);
     let (x, g) = (words(6, 17 * layers.width), words(7, 17 * layers.stride));
     let (forward, backward) = (layers.plain_forward(&x), layers.plain_backward(&g));
-    for isa in Isa::available() {
-        assert!(layers.forward(&mut pool(2), isa, &x) == forward, "{isa:?}");
-        assert!(layers.backward(&mut pool(2), isa, &g) == backward, "{isa:?}");
+    for (modulus, isa) in everywhere() {
+        let [forward, backward] = [&forward, &backward].map(|words| modulo(modulus, words));
+        assert!(layers.forward(&mut pool(2), isa, modulus, &x) == forward, "{isa:?}, {modulus:?}");
+        assert!(layers.backward(&mut pool(2), isa, modulus, &g) == backward, "{isa:?}, {modulus:?}");
     }
 }
 
@@ -238,11 +274,12 @@ fn what_is_added_to_a_row_comes_off_again() {
     let (x, pad) = (words(1, 2 * 256), words(2, 2 * 256));
     let masked: Vec<u64> = x.iter().zip(&pad).map(|(x, pad)| x.wrapping_add(*pad)).collect();
     let pool = &mut pool(2);
-    for isa in Isa::available() {
-        let [plain, pad, masked] = [&x, &pad, &masked].map(|x| layers.forward(pool, isa, x));
+    for (modulus, isa) in everywhere() {
+        let [plain, pad, masked] = [&x, &pad, &masked].map(|x| layers.forward(pool, isa, modulus, x));
         for part in &layers.parts {
             for i in part.column..part.column + part.matrix.rows() {
-                assert_eq!(masked[i].wrapping_sub(pad[i]), plain[i], "{isa:?}");
+                let found = modulo(modulus, &[masked[i].wrapping_sub(pad[i])]);
+                assert_eq!(found, [plain[i]], "{isa:?}, {modulus:?}");
             }
         }
     }
@@ -255,12 +292,13 @@ fn gradients_go_on_from_the_sums_over_the_outputs_before() {
     let g = words(9, 3 * layers.stride);
     let wanted = layers.plain_backward(&g);
     let (parts, e) = (layers.parts(), layers.exponent);
-    for isa in Isa::available() {
-        let mut out = vec![UNTOUCHED; 3 * 96];
+    for (modulus, isa) in everywhere() {
+        let (g, mut out) = (packed(modulus, &g), packed(modulus, &[UNTOUCHED; 3 * 96]));
         for (part, from) in parts.chunks(1).zip([SumFrom::Zero, SumFrom::Out]) {
-            linear_ring_transposed(&mut pool(1), isa, &g, 3, layers.stride, part, e, from, &mut out);
+            let (pool, stride) = (&mut pool(1), layers.stride);
+            linear_ring_transposed(pool, isa, modulus, &g, 3, stride, part, e, from, &mut out);
         }
-        assert_eq!(out, wanted, "{isa:?}");
+        assert_eq!(unpacked(modulus, &out), modulo(modulus, &wanted), "{isa:?}, {modulus:?}");
     }
 }
 

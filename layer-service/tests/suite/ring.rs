@@ -1,4 +1,4 @@
-//! Whole numbers modulo 2^64: rows that come, and rows that the executor makes.
+//! Whole numbers modulo 2^48: rows that come, and rows that the executor makes.
 
 use kernels::Activations;
 use layer_service::settings::{LayerSettings, Quotas};
@@ -10,8 +10,10 @@ use shmproto::layer::{
 
 use crate::calls::{Rig, far, numbers, payload};
 
-/// Numbers of a row; twice as many words.
+/// Numbers of a row.
 const WIDTH: usize = 64;
+/// Its words of 32 bits, where a number has six bytes.
+const WORDS: usize = 3 * WIDTH / 2;
 
 /// Triples whole numbers at its first site; its second has no ring path.
 struct Tripling(Vec<Site>);
@@ -42,24 +44,25 @@ impl EvaluateSites for Tripling {
         x: &mut Activations,
         out: &mut [f32],
     ) -> Result<(), EvaluateError> {
-        assert_eq!((call.path, x.width()), (SitePath::Ring, 2 * WIDTH));
-        for (out, x) in out.as_chunks_mut::<2>().0.iter_mut().zip(x.values().as_chunks::<2>().0) {
-            *out = halves(whole(*x).wrapping_mul(3));
+        assert_eq!((call.path, x.width()), (SitePath::Ring, WORDS));
+        let tripled = wholes(x.values()).into_iter().flat_map(|number| number_bytes(number * 3));
+        for (out, bytes) in out.iter_mut().zip(tripled.collect::<Vec<_>>().as_chunks().0) {
+            *out = f32::from_le_bytes(*bytes);
         }
         Ok(())
     }
 }
 
-fn whole([low, high]: [f32; 2]) -> u64 {
-    u64::from(high.to_bits()) << 32 | u64::from(low.to_bits())
+fn number_bytes(number: u64) -> [u8; 6] {
+    let [a, b, c, d, e, f, ..] = number.to_le_bytes();
+    [a, b, c, d, e, f]
 }
 
-fn halves(number: u64) -> [f32; 2] {
-    [number, number >> 32].map(|half| f32::from_bits((half & 0xffff_ffff) as u32))
-}
-
+/// The numbers of words.
 fn wholes(words: &[f32]) -> Vec<u64> {
-    words.as_chunks::<2>().0.iter().map(|&words| whole(words)).collect()
+    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    let whole = |&[a, b, c, d, e, f]: &[u8; 6]| u64::from_le_bytes([a, b, c, d, e, f, 0, 0]);
+    bytes.as_chunks().0.iter().map(whole).collect()
 }
 
 fn draw() -> Draw {
@@ -68,9 +71,9 @@ fn draw() -> Draw {
 
 /// What comes of `rows` rows of the draw.
 fn expected(rows: usize) -> Vec<u64> {
-    let mut words = vec![0.0; rows * 2 * WIDTH];
-    draw().fill(0, 2 * WIDTH, &mut words);
-    wholes(&words).iter().map(|number| number.wrapping_mul(3)).collect()
+    let mut words = vec![0.0; rows * WORDS];
+    draw().fill(0, WORDS, &mut words);
+    wholes(&words).iter().map(|number| number * 3 % (1 << 48)).collect()
 }
 
 fn drawn(header: CallHeader) -> CallHeader {
@@ -90,15 +93,15 @@ fn rows_that_the_executor_makes_are_those_that_would_have_come_whole_or_cut() {
         session.call(header, payload(&session, &header, &*draw().to_words())).unwrap();
         rig.run();
         assert_eq!(wholes(&numbers(&answers.try_recv().unwrap())), expected(rows));
-        let mut words = vec![0.0; rows * 2 * WIDTH];
-        draw().fill(0, 2 * WIDTH, &mut words);
+        let mut words = vec![0.0; rows * WORDS];
+        draw().fill(0, WORDS, &mut words);
         let header = CallHeader { source: Source::Rows, sequence: sequence + 1, ..header };
         session.call(header, payload(&session, &header, &words)).unwrap();
         rig.run();
         assert_eq!(wholes(&numbers(&answers.try_recv().unwrap())), expected(rows));
     }
     let used = session.stats();
-    let (rows, row_bytes) = (604, 8 * WIDTH as u64);
+    let (rows, row_bytes) = (604, 6 * WIDTH as u64);
     assert_eq!(used.rows[Class::Prefill as usize], 2 * rows, "rows that were made count as those that came");
     assert_eq!(used.bytes_in, 3 * DRAW_BYTES as u64 + rows * row_bytes, "what travelled");
     assert_eq!(used.bytes_out, 2 * rows * row_bytes);
@@ -112,7 +115,7 @@ fn a_draw_through_shared_memory_is_one_too() {
     local.client.write_rows(header.input, Dtype::F32, &*draw().to_words()).unwrap();
     local.client.submit(&header).unwrap();
     rig.run();
-    assert_eq!(wholes(&local.answer(2 * WIDTH).1), expected(2));
+    assert_eq!(wholes(&local.answer(WORDS).1), expected(2));
 }
 
 #[test]
@@ -144,11 +147,7 @@ fn a_draw_of_another_length_and_one_of_more_rows_than_may_wait_are_refused() {
     };
     let words = draw().to_words();
     assert_eq!(refused(drawn(far(1, 1)), &words[1..]), Status::Shape);
-    assert_eq!(
-        refused(drawn(far(2, 1)), &[0.0; 2 * WIDTH]),
-        Status::Shape,
-        "rows where a draw was said to be"
-    );
+    assert_eq!(refused(drawn(far(2, 1)), &[0.0; WORDS]), Status::Shape, "rows where a draw was said to be");
     assert_eq!(refused(CallHeader { source: Source::Rows, ..drawn(far(3, 1)) }, &*words), Status::Shape);
     assert_eq!(refused(drawn(far(4, 11)), &*words), Status::Shape);
     assert_eq!(refused(drawn(far(5, 10)), &*words), Status::Done);

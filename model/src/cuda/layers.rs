@@ -8,7 +8,7 @@ use kernels::{
         CudaError, DeviceVec, Matrix, Stream,
         embed::embed,
         linear::{LinearPart, Workspace, linear, linear_transposed},
-        ring::{RingPart, RingPlanes, linear_ring, linear_ring_transposed},
+        ring::{RingPart, RingScratch, linear_ring, linear_ring_transposed},
         rows::{append_rows, split_rows},
         weight::Weight,
     },
@@ -93,24 +93,28 @@ impl CudaLayers {
 }
 
 impl CudaLayers {
-    /// Evaluates `call` for the rows of words of `x`.
+    /// Evaluates `call` for the rows of whole numbers of `x`.
     fn evaluate_ring(
         &self,
         stream: &Stream,
-        planes: &mut RingPlanes,
+        scratch: &mut RingScratch,
         call: SiteCall,
         x: &Matrix,
         out: &mut Matrix,
     ) -> Result<(), CudaError> {
-        let ring = self.sites[call.site.0 as usize].ring.as_ref();
-        let exponent = ring.expect("who asks for the ring path knows that there is one").weight_exponent;
+        let site = &self.sites[call.site.0 as usize];
+        let (ring, room) =
+            site.ring.zip(site.ring_room(call.op)).expect("who asks for the ring path knows there is one");
+        let (exponent, modulus) = (ring.weight_exponent, room.modulus);
         let mut parts = Vec::new();
         for (CudaLinear { weight, unit, .. }, column) in self.columns(call) {
             parts.push(RingPart { weight, unit: *unit, column });
         }
         match call.op {
-            SiteOp::Backward => linear_ring_transposed(stream, x, &parts, exponent, out),
-            SiteOp::Forward | SiteOp::ForwardNoBias => linear_ring(stream, planes, x, &parts, exponent, out),
+            SiteOp::Backward => linear_ring_transposed(stream, scratch, modulus, x, &parts, exponent, out),
+            SiteOp::Forward | SiteOp::ForwardNoBias => {
+                linear_ring(stream, scratch, modulus, x, &parts, exponent, out)
+            }
         }
     }
 }
@@ -119,7 +123,7 @@ impl CudaLayers {
 #[derive(Debug)]
 pub(super) struct LinearScratch {
     workspace: Workspace,
-    planes: RingPlanes,
+    ring: RingScratch,
     /// Rows of split clients on the host, as they come, and as they go.
     guests: Activations,
     answers: Vec<f32>,
@@ -137,7 +141,7 @@ impl LinearScratch {
         let matrix = |kind| Matrix::new(stream.cuda(), kind);
         Ok(Self {
             workspace,
-            planes: RingPlanes::new(stream)?,
+            ring: RingScratch::new(stream)?,
             guests: Activations::default(),
             answers: Vec::new(),
             fast: matrix(kind)?,
@@ -322,7 +326,7 @@ impl LentCuda<'_> {
         out: &mut [f32],
     ) -> Result<(), CudaError> {
         let stream = self.device.stream();
-        let LinearScratch { workspace, planes, fast, exact, out: wide, together, .. } = &mut *self.scratch;
+        let LinearScratch { workspace, ring, fast, exact, out: wide, together, .. } = &mut *self.scratch;
         let is_fast = call.path == SitePath::Fast && call.op != SiteOp::Backward;
         let is_head = call.site.0 as usize + 1 == self.layers.sites.len();
         let inputs_as = if is_fast { fast } else { exact };
@@ -331,7 +335,7 @@ impl LentCuda<'_> {
         inputs_as.upload(stream, 0, x)?;
         outputs_as.reshape(rows, outputs)?;
         match call.path {
-            SitePath::Ring => self.layers.evaluate_ring(stream, planes, call, inputs_as, outputs_as)?,
+            SitePath::Ring => self.layers.evaluate_ring(stream, ring, call, inputs_as, outputs_as)?,
             _ => self.layers.evaluate(stream, workspace, call, inputs_as, outputs_as)?,
         }
         outputs_as.download(stream, 0, out)

@@ -1,15 +1,12 @@
-//! Sites in whole numbers: what is promised of them, and rows of words through them.
+//! Sites in whole numbers: what is promised of them, and rows through them.
 
-use std::{
-    borrow::Cow,
-    sync::{Mutex, PoisonError},
-};
+use std::sync::{Mutex, PoisonError};
 
 use kernels::{LinearPart, PackedMatrix, RingForm, SumFrom, linear_ring, linear_ring_transposed};
 
 use crate::{
     cpu::Compute,
-    sites::{RingSite, SiteOp},
+    sites::{RingRoom, RingSite, Site, SiteCall, SiteOp},
 };
 
 /// What commitments are made of.
@@ -82,46 +79,30 @@ impl Sums {
     }
 }
 
-/// Takes `rows` rows of words of `stride` pairs of halves through `parts` of a site.
+/// Takes rows of whole numbers through `parts` of a site.
 ///
 /// # Panics
-/// If the shapes do not fit together, or there is a bias.
+/// If the shapes do not fit together, the site has no ring path, or there is a bias.
 pub(crate) fn evaluate(
     Compute { pool, isa }: &mut Compute,
-    (ring, op): (&RingSite, SiteOp),
-    (x, inputs): (&[f32], usize),
+    site: &Site,
+    call: SiteCall,
+    x: &[f32],
     parts: &[LinearPart<'_>],
     from: SumFrom,
-    (out, outputs): (&mut [f32], usize),
+    out: &mut [f32],
 ) {
-    assert_ne!(op, SiteOp::Forward, "a bias is no whole number");
-    let exponent = ring.weight_exponent;
-    let mut product = |x: &[u64], sums: &mut [u64]| {
-        let rows = x.len() / inputs.max(1);
-        match op {
-            SiteOp::Backward => {
-                linear_ring_transposed(pool, *isa, x, rows, inputs, parts, exponent, from, sums);
-            }
-            _ => linear_ring(pool, *isa, x, rows, parts, exponent, sums, outputs),
+    assert_ne!(call.op, SiteOp::Forward, "a bias is no whole number");
+    let ring = site.ring.expect("whoever lets calls in knows which sites have a ring path");
+    let RingRoom { modulus, .. } = site.ring_room(call.op).expect("it has room");
+    let (inputs, outputs) = site.widths(call.part, call.op).expect("the site has the part");
+    // Words of 32 bits that are no floats, and are not computed with as such.
+    let (x, out): (&[u8], &mut [u8]) = (bytemuck::cast_slice(x), bytemuck::cast_slice_mut(out));
+    let (rows, exponent) = (x.len() / (inputs * modulus.bytes()).max(1), ring.weight_exponent);
+    match call.op {
+        SiteOp::Backward => {
+            linear_ring_transposed(pool, *isa, modulus, x, rows, inputs, parts, exponent, from, out);
         }
-    };
-    // Halves lie in memory as words do; where they do not begin as words do, they are copied.
-    let x = bytemuck::try_cast_slice(x).map_or_else(|_| Cow::from(words(x)), Cow::from);
-    match bytemuck::try_cast_slice_mut(out) {
-        Ok(sums) => product(&x, sums),
-        Err(_) => {
-            // Outputs of other parts, and sums so far, stay what they are.
-            let mut sums = words(out);
-            product(&x, &mut sums);
-            for (halves, word) in out.as_chunks_mut::<2>().0.iter_mut().zip(sums) {
-                *halves = [word as u32, (word >> 32) as u32].map(f32::from_bits);
-            }
-        }
+        _ => linear_ring(pool, *isa, modulus, x, rows, parts, exponent, out, outputs),
     }
-}
-
-/// Words from their halves, the low one first, which are no floats and are not computed with as such.
-fn words(halves: &[f32]) -> Vec<u64> {
-    let word = |[low, high]: &[f32; 2]| u64::from(low.to_bits()) | u64::from(high.to_bits()) << 32;
-    halves.as_chunks().0.iter().map(word).collect()
 }

@@ -134,9 +134,7 @@ pub(crate) fn evaluate(
     let rows = x.rows();
     let out = &mut out[..rows * outputs];
     if call.path == SitePath::Ring {
-        let ring = site.ring.as_ref().expect("whoever lets calls in knows which sites have a ring path");
-        let (x, out) = ((x.values(), inputs / 2), (out, outputs / 2));
-        return ring::evaluate(compute, (ring, call.op), x, parts, from, out);
+        return ring::evaluate(compute, site, call, x.values(), parts, from, out);
     }
     let Compute { pool, isa } = compute;
     match call {

@@ -4,7 +4,7 @@
 use std::{borrow::Cow, fs, path::Path};
 
 use crate::files_support::{numbers, tiny_entries, tiny_json, write_model};
-use kernels::{Activations, Isa, TensorType};
+use kernels::{Activations, Isa, Modulus, TensorType};
 use model::{
     resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
     shape::{
@@ -12,7 +12,7 @@ use model::{
         source::{Target, Tensor, TensorId, WeightSource},
     },
     site_model::SiteModel,
-    sites::{EvaluateError, EvaluateSites, RingSite, SiteCall, SiteId, SiteOp, SitePath, ring_bits},
+    sites::{EvaluateError, EvaluateSites, RingRoom, RingSite, SiteCall, SiteId, SiteOp, SitePath},
     sources::{open::open, random::RandomSource},
 };
 
@@ -119,12 +119,21 @@ fn evaluate(base: &mut impl EvaluateSites, call: SiteCall, x: &[f32]) -> Vec<f32
     out
 }
 
-/// Rows of words on the ring path.
+/// Rows of words on the ring path; what comes back has a sign.
 fn through(base: &mut impl EvaluateSites, call: SiteCall, x: &[u64]) -> Vec<u64> {
-    let halves: Vec<f32> =
-        x.iter().flat_map(|&word| [word as u32, (word >> 32) as u32].map(f32::from_bits)).collect();
-    let out = evaluate(base, call, &halves);
-    out.chunks(2).map(|half| u64::from(half[0].to_bits()) | u64::from(half[1].to_bits()) << 32).collect()
+    let modulus = base.sites()[call.site.0 as usize].ring_room(call.op).unwrap().modulus;
+    let bytes: Vec<u8> =
+        x.iter().flat_map(|word| word.to_le_bytes().into_iter().take(modulus.bytes())).collect();
+    let packed: Vec<f32> = bytes.as_chunks().0.iter().map(|&word| f32::from_le_bytes(word)).collect();
+    let out: Vec<u8> = evaluate(base, call, &packed).into_iter().flat_map(f32::to_le_bytes).collect();
+    let word = |number: &[u8]| number.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte));
+    out.chunks(modulus.bytes()).map(|number| signed(modulus, word(number))).collect()
+}
+
+/// What is left of a word modulo another number than 2^64, with its sign.
+fn signed(modulus: Modulus, word: u64) -> u64 {
+    let above = 64 - modulus.bits();
+    ((word << above).cast_signed() >> above).cast_unsigned()
 }
 
 fn words(count: usize, seed: u64) -> Vec<u64> {
@@ -177,7 +186,7 @@ fn it_is_the_linear_path_within_the_rounding_of_weights_and_rows() {
                     }
                 };
                 let x = numbers(width, 1 + site);
-                let bits = ring_bits(promised.l1[usize::from(op == SiteOp::Backward)]).unwrap();
+                let RingRoom { bits, .. } = model.sites()[site].ring_room(op).unwrap();
                 let (x_whole, exponent) = whole(&x, bits);
                 let found = through(&mut model, call(site, op, SitePath::Ring), &x_whole);
                 let linear = evaluate(&mut model, call(site, op, SitePath::Linear), &x);
@@ -233,6 +242,8 @@ fn a_row_has_the_same_words_in_any_batch_with_any_threads_and_instructions_and_b
                 sums.iter_mut().zip(back).for_each(|(sum, part)| *sum = sum.wrapping_add(part));
                 column += of.rows;
             }
+            let modulus = shape.ring_room(SiteOp::Backward).unwrap().modulus;
+            sums.iter_mut().for_each(|sum| *sum = signed(modulus, *sum));
             assert!(sums == back, "{name}, {site}: parts of gradients");
         }
     }
@@ -248,7 +259,9 @@ fn what_is_added_to_a_row_comes_off_again_to_the_last_bit() {
         let (x, pad) = (words(width, 5), words(width, 6));
         let masked: Vec<u64> = x.iter().zip(&pad).map(|(x, pad)| x.wrapping_add(*pad)).collect();
         let [plain, pad, masked] = [x, pad, masked].map(|x| through(&mut model, call, &x));
-        let off: Vec<u64> = masked.iter().zip(&pad).map(|(sum, pad)| sum.wrapping_sub(*pad)).collect();
+        let modulus = model.sites()[0].ring_room(op).unwrap().modulus;
+        let off = masked.iter().zip(&pad).map(|(sum, pad)| signed(modulus, sum.wrapping_sub(*pad)));
+        let off: Vec<u64> = off.collect();
         assert_eq!(off, plain);
     }
 }
@@ -338,9 +351,15 @@ fn a_base_of_an_unknown_architecture_has_it_and_a_weight_beyond_its_range_takes_
 
 #[test]
 fn weights_leave_as_many_bits_as_no_answer_wraps_around_with() {
-    let table = [(0, 30), (1, 30), (1 << 32, 30), ((1 << 32) + 1, 29), (1 << 40, 22), (1 << 50, 12)];
-    for (l1, wanted) in table {
-        assert_eq!(ring_bits(l1), Some(wanted), "{l1}");
+    let room = |l1, is_even| RingRoom::new(l1, is_even).map(|room| (room.modulus.bits(), room.bits));
+    let narrow = [(0, 30), (1, 30), (1 << 16, 30), ((1 << 16) + 1, 29), (1 << 28, 18)];
+    for (l1, wanted) in narrow {
+        assert_eq!(room(l1, true), Some((48, wanted)), "{l1}");
+        assert_eq!(room(l1, false), Some((64, 30)), "{l1}: rows that are no whole words otherwise");
     }
-    assert_eq!([(1 << 50) + 1, 1 << 63, u64::MAX].map(ring_bits), [None; 3]);
+    let wide = [((1 << 28) + 1, 30), (1 << 32, 30), ((1 << 32) + 1, 29), (1 << 40, 22), (1 << 50, 12)];
+    for (l1, wanted) in wide {
+        assert_eq!([true, false].map(|is_even| room(l1, is_even)), [Some((64, wanted)); 2], "{l1}");
+    }
+    assert_eq!([(1 << 50) + 1, 1 << 63, u64::MAX].map(|l1| room(l1, true)), [None; 3]);
 }

@@ -1,10 +1,9 @@
 //! Whether a pad was used twice, found out from what executors were sent alone.
 //!
-//! A row of activations has at most 30 bits, a pad 64. So of all pads there are, the one that a row was covered with is the one
+//! A row of activations has at most 30 bits, a pad 48 or 64. So of all pads there are, the one that a row was covered with is the one
 //! that leaves small numbers when it is taken away; any other leaves numbers as large as its own.
 
 use std::{
-    array,
     collections::{BTreeMap, BTreeSet, btree_map::Entry},
     fs,
     path::{Path, PathBuf},
@@ -16,15 +15,15 @@ use shmproto::layer::{
     draw::{DRAW_WORDS, Draw, KEY_BYTES, Key},
 };
 
-/// Numbers of a row that are looked at: another pad leaves all of them small once in 2^132 times.
+/// Numbers of a row that are looked at: another pad leaves all of them small once in 2^132 times; of five shorter ones, in 2^85.
 const LOOKED_AT: usize = 4;
 /// Bytes of a pad in a pool beside what its site makes of it: a key, and half a hash.
 const PAD_BYTES: usize = KEY_BYTES + 16;
 /// Slots of a journal begin at a multiple of this.
 const SLOT_BYTES: usize = 4096;
 
-/// The first numbers of a row, or of a pad.
-type Head = [u64; LOOKED_AT];
+/// The first numbers of a row, or of a pad, as they travel: so many, or a third more that are shorter.
+type Head = [u8; 8 * LOOKED_AT];
 
 /// What rows are small without.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -38,15 +37,28 @@ impl PadName {
     fn head(&self) -> Head {
         let mut words = [0.0; 2 * LOOKED_AT];
         Draw { key: Key::new(&self.key), first: self.row }.fill(0, words.len(), &mut words);
-        let word = |at: usize| u64::from(words[at].to_bits());
-        array::from_fn(|at| word(2 * at + 1) << 32 | word(2 * at))
+        let mut head = [0; 8 * LOOKED_AT];
+        for (bytes, word) in head.as_chunks_mut().0.iter_mut().zip(words) {
+            *bytes = word.to_le_bytes();
+        }
+        head
     }
 }
 
 /// The heads of the rows of a call on the ring path.
 fn heads(call: &CallHeader, body: &[u8]) -> Vec<Head> {
-    let head = |row: &[u8]| array::from_fn(|at| u64::from_le_bytes(row.as_chunks().0[at]));
+    let head = |row: &[u8]| *row.first_chunk().expect("rows are longer");
     body.chunks(body.len() / call.rows as usize).map(head).collect()
+}
+
+/// Whether a row without a pad is small, where numbers have so many bytes.
+fn covers(number_bytes: usize, row: &Head, pad: &Head) -> bool {
+    let word = |number: &[u8]| number.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte));
+    let above = 64 - 8 * number_bytes;
+    let pairs = row.chunks_exact(number_bytes).zip(pad.chunks_exact(number_bytes));
+    pairs
+        .map(|(z, r)| (word(z).wrapping_sub(word(r)) << above).cast_signed() >> above)
+        .all(|x| x.abs() < 1 << 30)
 }
 
 /// True for rows that travel in the ring.
@@ -76,9 +88,7 @@ impl Ledger {
     /// The number of the pad that covers a row; it is used from now on.
     fn spend(&mut self, call: &CallHeader, row: Head) -> Option<u64> {
         let place = (call.site, call.op == Op::Backward);
-        let covers = |pad: &Head| {
-            row.iter().zip(pad).all(|(z, r)| z.wrapping_sub(*r).cast_signed().unsigned_abs() < 1 << 30)
-        };
+        let covers = |pad: &Head| [6, 8].iter().any(|&number_bytes| covers(number_bytes, &row, pad));
         let pads = self.known.get(&place).into_iter().flatten();
         let found: Vec<_> = pads.filter(|(_, (head, _))| covers(head)).collect();
         let [(name, (_, number))] = found[..] else {
@@ -126,7 +136,9 @@ impl PoolAuditor {
         let marks = marks(&self.directory);
         for (shape, site) in pool.shapes().iter().zip(0_u32..) {
             let bytes = fs::read(self.directory.join(format!("{site:05}.forward"))).expect("its pads");
-            let pads = bytes.chunks_exact(PAD_BYTES + 8 * shape.outputs as usize).zip(0_u64..);
+            let pads = bytes
+                .chunks_exact(PAD_BYTES + 4 * shape.moduli[0].words(shape.outputs as usize))
+                .zip(0_u64..);
             for (pad, number) in pads.take_while(|(_, number)| *number < marks[2 * site as usize].1) {
                 let key = *pad.first_chunk().expect("a key");
                 if key != [0; KEY_BYTES] {

@@ -1,7 +1,7 @@
 //! The pads of a site in one direction, one behind the other.
 //!
 //! ```text
-//! pad: key [u8; 32] | effect u64 x width of an answer | first half of BLAKE3(pool, file, number, all before) [u8; 16]
+//! pad: key [u8; 32] | effect, as it travels | first half of BLAKE3(pool, file, number, all before) [u8; 16]
 //! ```
 //!
 //! A pad is a key: its numbers are row 0 of it. Erased, a pad is zeros, and does not fit its hash.
@@ -22,9 +22,9 @@ use crate::error::PoolError;
 
 const CHECK_BYTES: usize = 16;
 
-/// Bytes of a pad with an effect of so many numbers.
+/// Bytes of a pad with an effect of so many words.
 fn pad_len(width: usize) -> usize {
-    KEY_BYTES + 8 * width + CHECK_BYTES
+    KEY_BYTES + 4 * width + CHECK_BYTES
 }
 
 /// A file of pads.
@@ -34,7 +34,7 @@ pub(super) struct PadFile {
     path: PathBuf,
     /// Hashed with every pad: those of other files, or pools, are none of this.
     identity: [u8; 32],
-    /// Numbers of an answer.
+    /// Words of 32 bits of an answer.
     width: usize,
 }
 
@@ -71,12 +71,12 @@ impl PadFile {
     }
 
     /// Writes pads, the first of them being `number`: a key, and what the site makes of its row. They are on the disk then.
-    pub(super) fn write(&self, number: u64, keys: &[Key], effects: &[u64]) -> Result<(), PoolError> {
+    pub(super) fn write(&self, number: u64, keys: &[Key], effects: &[f32]) -> Result<(), PoolError> {
         let mut bytes = Zeroizing::new(Vec::with_capacity(keys.len() * pad_len(self.width)));
         for ((key, effect), number) in keys.iter().zip(effects.chunks(self.width)).zip(number..) {
             let from = bytes.len();
             bytes.extend(key.bytes());
-            bytes.extend(bytemuck::cast_slice::<u64, u8>(effect));
+            bytes.extend(bytemuck::cast_slice::<f32, u8>(effect));
             let check = self.check(number, &bytes[from..]);
             bytes.extend(check);
         }
@@ -123,7 +123,7 @@ impl PadFile {
         let Some((key, effect)) = body.split_first_chunk::<KEY_BYTES>().filter(|_| fits) else {
             return Err(PoolError::corrupt(&self.path, "a pad does not fit its hash"));
         };
-        let effect = effect.as_chunks::<8>().0.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect();
+        let effect = effect.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
         Ok(Pad::new(Key::new(key), effect))
     }
 

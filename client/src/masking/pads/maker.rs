@@ -6,14 +6,15 @@ use std::{
     thread,
 };
 
-use model::sites::{EvaluateSites, SiteId};
+use kernels::Modulus;
+use model::sites::{EvaluateSites, RingSite, Site, SiteId, SiteOp};
 use shmproto::layer::draw::{Draw, Key};
 use zeroize::Zeroizing;
 
 use super::pool::{Pool, PoolError, Shape};
 use crate::{
     error::CallError,
-    masking::{self, Direction, verify::evaluate, whole::words_mut},
+    masking::{self, Direction, verify::evaluate},
     secrets,
 };
 use shmproto::layer::control::Ring;
@@ -49,9 +50,9 @@ impl Maker {
     /// # Errors
     /// A site has no ring path.
     pub fn commitment(&self) -> Result<[u8; 32], CallError> {
-        let ring = |(site, number): (&model::sites::Site, u32)| {
-            let ring = site.ring.filter(model::sites::RingSite::is_usable);
-            let model::sites::RingSite { weight_exponent, l1, commitment } =
+        let ring = |(site, number): (&Site, u32)| {
+            let ring = site.ring.filter(RingSite::is_usable);
+            let RingSite { weight_exponent, l1, commitment } =
                 ring.ok_or(CallError::NoRing { site: number })?;
             Ok(Ring { weight_exponent, l1, commitment })
         };
@@ -63,9 +64,11 @@ impl Maker {
     #[must_use]
     pub fn shapes(&self) -> Vec<Shape> {
         let number = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
-        let shape = |site: &model::sites::Site| Shape {
+        let modulus = |site: &Site, op| site.ring_room(op).map_or(Modulus::Bits64, |room| room.modulus);
+        let shape = |site: &Site| Shape {
             columns: number(site.columns),
             outputs: number(site.parts.iter().map(|part| part.rows).sum()),
+            moduli: [modulus(site, SiteOp::ForwardNoBias), modulus(site, SiteOp::Backward)],
         };
         self.base.sites().iter().map(shape).collect()
     }
@@ -153,14 +156,14 @@ impl Maker {
         direction: Direction,
         rows: u64,
     ) -> Result<Made, CallError> {
-        let (input, output) = shape.widths(direction);
+        let (input, output) = shape.words(direction);
         let rows = usize::try_from(rows).unwrap_or(usize::MAX);
         let keys = (0..rows).map(|_| secrets::key()).collect::<Result<Vec<_>, _>>()?;
-        let mut numbers = Zeroizing::new(vec![0; rows * input]);
+        let mut numbers = Zeroizing::new(vec![0.0; rows * input]);
         for (key, row) in keys.iter().zip(numbers.chunks_mut(input)) {
-            Draw { key: key.clone(), first: 0 }.fill(0, 2 * input, words_mut(row));
+            Draw { key: key.clone(), first: 0 }.fill(0, input, row);
         }
-        let mut effects = Zeroizing::new(vec![0; rows * output]);
+        let mut effects = Zeroizing::new(vec![0.0; rows * output]);
         evaluate(&mut *self.base, (site, None), direction, &numbers, &mut effects)?;
         Ok(Made { site, direction, keys, effects })
     }
@@ -171,7 +174,7 @@ struct Made {
     site: SiteId,
     direction: Direction,
     keys: Vec<Key>,
-    effects: Zeroizing<Vec<u64>>,
+    effects: Zeroizing<Vec<f32>>,
 }
 
 impl Made {

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! magic [u8; 8] | sites u64 | commitment of the weights [u8; 32] | identity of the journal u64 | random [u8; 32] |
-//! for each site: columns u32, outputs u32 | BLAKE3 of all before [u8; 32]
+//! for each site: columns u32, outputs u32, bytes of a number forward u32 and backward u32 | BLAKE3 of all before [u8; 32]
 //! ```
 
 use std::{
@@ -10,17 +10,20 @@ use std::{
     path::Path,
 };
 
+use kernels::Modulus;
+
 use super::pad::Shape;
 use crate::error::PoolError;
 
 /// Begins a manifest; the last letter is the version.
-const MAGIC: &[u8; 8] = b"HOLOPAD1";
+const MAGIC: &[u8; 8] = b"HOLOPAD2";
 
 /// Most sites of a pool.
 const MAX_SITES: usize = 1 << 16;
 
-/// Bytes of a manifest before its sites, and behind them.
+/// Bytes of a manifest before its sites, of each, and behind them.
 const HEAD_BYTES: usize = 8 + 8 + 32 + 8 + 32;
+const SITE_BYTES: usize = 4 * 4;
 const HASH_BYTES: usize = 32;
 
 /// What is known of a pool.
@@ -45,9 +48,10 @@ impl Manifest {
         bytes.extend(self.commitment);
         bytes.extend(self.identity.to_le_bytes());
         bytes.extend(self.random);
-        for Shape { columns, outputs } in &self.shapes {
-            bytes.extend(columns.to_le_bytes());
-            bytes.extend(outputs.to_le_bytes());
+        for Shape { columns, outputs, moduli } in &self.shapes {
+            let number_bytes = moduli.map(|modulus| modulus.bits() / 8);
+            let words = [*columns, *outputs].into_iter().chain(number_bytes);
+            bytes.extend(words.flat_map(u32::to_le_bytes));
         }
         bytes.extend(blake3::hash(&bytes).as_bytes());
         let begun = path.join("manifest.new");
@@ -60,7 +64,7 @@ impl Manifest {
     pub(super) fn read(path: &Path) -> Result<Self, PoolError> {
         let name = path.join("manifest");
         let failed = |source| PoolError::io(&name, source);
-        let most = HEAD_BYTES + 8 * MAX_SITES + HASH_BYTES;
+        let most = HEAD_BYTES + SITE_BYTES * MAX_SITES + HASH_BYTES;
         if fs::metadata(&name).map_err(failed)?.len() > most as u64 {
             return Err(PoolError::corrupt(&name, "it is too long"));
         }
@@ -78,11 +82,13 @@ impl Manifest {
         let (&commitment, rest) = rest.split_first_chunk::<32>()?;
         let (identity, rest) = rest.split_first_chunk::<8>()?;
         let (&random, shapes) = rest.split_first_chunk::<32>()?;
-        let whole = |&[columns, outputs]: &[[u8; 4]; 2]| Shape {
-            columns: u32::from_le_bytes(columns),
-            outputs: u32::from_le_bytes(outputs),
+        let modulus = |bytes: u32| Modulus::ALL.into_iter().find(|modulus| modulus.bits() == 8 * bytes);
+        let shape = |words: &[[u8; 4]; 4]| {
+            let [columns, outputs, forward, backward] = words.map(u32::from_le_bytes);
+            Some(Shape { columns, outputs, moduli: [modulus(forward)?, modulus(backward)?] })
         };
-        let shapes: Vec<Shape> = shapes.as_chunks::<4>().0.as_chunks::<2>().0.iter().map(whole).collect();
+        let shapes = shapes.as_chunks::<4>().0.as_chunks::<4>().0.iter().map(shape);
+        let shapes: Vec<Shape> = shapes.collect::<Option<_>>()?;
         let is_whole = magic == MAGIC && u64::from_le_bytes(*sites) == shapes.len() as u64;
         is_whole.then_some(Self { commitment, identity: u64::from_le_bytes(*identity), random, shapes })
     }

@@ -74,8 +74,8 @@ impl Pool {
             Manifest { commitment, identity, random: *random.bytes(), shapes }.write(path)?;
         }
         let pool = Self::with(path, lock)?;
-        pool.expect(&commitment)?;
-        if pool.shapes == shapes { Ok(pool) } else { Err(PoolError::OtherWeights { path: path.to_owned() }) }
+        pool.expect(&commitment, shapes)?;
+        Ok(pool)
     }
 
     /// The pool in a directory.
@@ -101,7 +101,7 @@ impl Pool {
             for direction in [Direction::Forward, Direction::Backward] {
                 let name = format!("{number:05}.{}", word(direction));
                 let of_file = blake3::keyed_hash(&random, name.as_bytes()).into();
-                let file = PadFile::open(&path.join(name), of_file, shape.widths(direction).1)?;
+                let file = PadFile::open(&path.join(name), of_file, shape.words(direction).1)?;
                 file.expect(journal.marks[files.len()].made)?;
                 files.push(file);
             }
@@ -115,8 +115,8 @@ impl Pool {
 
     /// # Errors
     /// Its pads are of other weights.
-    pub fn expect(&self, commitment: &[u8; 32]) -> Result<(), PoolError> {
-        if self.commitment == *commitment {
+    pub fn expect(&self, commitment: &[u8; 32], shapes: &[Shape]) -> Result<(), PoolError> {
+        if self.commitment == *commitment && self.shapes == shapes {
             Ok(())
         } else {
             Err(PoolError::OtherWeights { path: self.path.clone() })
@@ -140,7 +140,7 @@ impl Pool {
     pub fn bytes(&self) -> u64 {
         let file = |(at, mark): (usize, &Mark)| {
             let direction = if at % 2 == 0 { Direction::Forward } else { Direction::Backward };
-            let width = self.shapes[at / 2].widths(direction).1;
+            let width = self.shapes[at / 2].words(direction).1;
             mark.made.saturating_sub(self.next[at]) * PadFile::pad_bytes(width)
         };
         self.journal.marks.iter().enumerate().map(file).sum()
@@ -149,7 +149,7 @@ impl Pool {
     /// Bytes of the pads of a token in one direction.
     #[must_use]
     pub fn token_bytes(&self, direction: Direction) -> u64 {
-        self.shapes.iter().map(|shape| PadFile::pad_bytes(shape.widths(direction).1)).sum()
+        self.shapes.iter().map(|shape| PadFile::pad_bytes(shape.words(direction).1)).sum()
     }
 
     /// Takes pads for so many rows out. They are gone, also if this process ends before it uses them.
@@ -208,7 +208,7 @@ impl Pool {
         site: SiteId,
         direction: Direction,
         keys: &[Key],
-        effects: &[u64],
+        effects: &[f32],
     ) -> Result<(), PoolError> {
         let Some(at) = self.index(site, direction) else { return Ok(()) };
         let mark = self.journal.marks[at];

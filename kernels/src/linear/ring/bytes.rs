@@ -1,4 +1,4 @@
-//! Words as bytes with signs.
+//! Words as bytes, with signs where they are multiplied.
 
 /// The bytes of a word with signs: those without, where each has lent 128 to the one before.
 #[inline(always)]
@@ -28,4 +28,18 @@ fn swapped<const DISTANCE: usize>(mut words: [u64; 8], lower: u64) -> [u64; 8] {
         i += 1;
     }
     words
+}
+
+/// A number as it travels and lies in rows, as a word: the bytes that it lacks are zeros.
+#[inline(always)]
+pub(super) fn word<const B: usize>(number: &[u8; B]) -> u64 {
+    let mut bytes = [0; 8];
+    bytes[..B].copy_from_slice(number);
+    u64::from_le_bytes(bytes)
+}
+
+/// A word as a number of a row, which has the lower bytes of it.
+#[inline(always)]
+pub(super) fn number<const B: usize>(word: u64) -> [u8; B] {
+    *word.to_le_bytes().first_chunk().expect("numbers are no longer than words")
 }

@@ -1,13 +1,14 @@
 //! Sums over digits, through a matrix unit: what many rows are worth, whatever the weights' packing, forward and backward.
 //!
-//! A word is eight bytes with signs and a whole number of a weight at most four, their *digits*, `sum over i: 256^i digit_i`:
+//! A number of a row is `B` bytes with signs, eight or six, and a whole number of a weight at most four, their *digits*,
+//! `sum over i: 256^i digit_i`:
 //!
 //! ```text
-//! out = sum over p < 8: 256^p (sum over i + j = p: sum over k: x_j[k] w_i[k])        modulo 2^64
+//! out = sum over p < B: 256^p (sum over i + j = p: sum over k: x_j[k] w_i[k])        modulo 2^8B
 //! ```
 //!
-//! That is 26 products of tiles, or 21 where three digits hold all weights of a panel, and scales and minima need none of their own:
-//! they are in the whole numbers. A group of planes (`planes`) takes less of a single row, but more of many: it is scaled for each.
+//! That is 26 products of tiles of eight, or 21 where three digits hold all weights of a panel, and 18 or 15 of six; scales and minima
+//! need none of their own: they are in the whole numbers. A group of planes (`planes`) takes less of a single row, but more of many: it is scaled for each.
 //! Sums of a place are whole numbers of 32 bits, and meet in words once for 1536 elements.
 //!
 //! # Layout
@@ -42,8 +43,8 @@ use weights::{DEPTHS, Desk};
 /// Rows from which on it is worth to cut weights: with fewer, planes and words are faster.
 const WORTH: usize = 8;
 
-/// Words of rows that stay in the second-level cache: 1 MB.
-const CACHED_WORDS: usize = 1 << 17;
+/// Bytes of rows that stay in the second-level cache.
+const CACHED_BYTES: usize = 1 << 20;
 
 /// Whether so many rows are best multiplied here.
 pub(super) fn are_worth_it(isa: Isa, rows: usize) -> bool {
@@ -51,14 +52,14 @@ pub(super) fn are_worth_it(isa: Isa, rows: usize) -> bool {
 }
 
 #[allow(clippy::too_many_arguments, reason = "the shapes of one matrix product")]
-pub(super) fn forward(
+pub(super) fn forward<const B: usize>(
     pool: &mut Pool,
     isa: Isa,
-    x: &[u64],
+    x: &[[u8; B]],
     rows: usize,
     parts: &[LinearPart<'_>],
     exponent: i32,
-    out: &mut [u64],
+    out: &mut [[u8; B]],
     stride: usize,
 ) {
     let width = parts[0].matrix.columns();
@@ -66,21 +67,21 @@ pub(super) fn forward(
     for_panels(pool, &x, rows, parts, exponent, out, stride, |share| isa.dispatch(Forward(share)));
 }
 
-struct Forward<'a>(Panels<'a, Rows>);
+struct Forward<'a, const B: usize>(Panels<'a, Rows<B>, B>);
 
-impl Kernel for Forward<'_> {
+impl<const B: usize> Kernel for Forward<'_, B> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self) {
         let packing = self.0.part.matrix.packing();
-        with_values!(packing, V => S::call(ForwardOf::<V>(&self.0, PhantomData)));
+        with_values!(packing, V => S::call(ForwardOf::<V, B>(&self.0, PhantomData)));
     }
 }
 
-struct ForwardOf<'a, V>(&'a Panels<'a, Rows>, PhantomData<V>);
+struct ForwardOf<'a, V, const B: usize>(&'a Panels<'a, Rows<B>, B>, PhantomData<V>);
 
-impl<V: Whole> Kernel for ForwardOf<'_, V> {
+impl<V: Whole, const B: usize> Kernel for ForwardOf<'_, V, B> {
     type Output = ();
 
     #[inline(always)]
@@ -88,7 +89,7 @@ impl<V: Whole> Kernel for ForwardOf<'_, V> {
         let Panels { x, rows, part, panels, factors, .. } = self.0;
         // SAFETY: the set says that the unit may be used, and this thread does nothing else meanwhile.
         let (unit, mut desk) = (unsafe { Squares::lay_out() }, Desk::new());
-        for rows in blocks(0..*rows, rows_together(part.matrix.columns())) {
+        for rows in blocks(0..*rows, rows_together(B * part.matrix.columns())) {
             for panel in panels.clone() {
                 for elements in blocks(0..part.matrix.columns(), DEPTHS * DEPTH) {
                     desk.clear();
@@ -102,9 +103,9 @@ impl<V: Whole> Kernel for ForwardOf<'_, V> {
                     for rows in blocks(rows.clone(), SIDE) {
                         let x = x.tiles(rows.start / SIDE, elements.start / DEPTH);
                         // SAFETY: rows have tiles of all elements.
-                        unsafe { desk.multiply::<false>(&unit, x, 0, elements.len().div_ceil(DEPTH)) };
+                        unsafe { desk.multiply::<B, false>(&unit, x, 0, elements.len().div_ceil(DEPTH)) };
                         for row in rows {
-                            self.0.put(row, panel, elements.start == 0, &desk.words(row % SIDE));
+                            self.0.put(row, panel, elements.start == 0, &desk.words::<B>(row % SIDE));
                         }
                     }
                 }
@@ -114,22 +115,22 @@ impl<V: Whole> Kernel for ForwardOf<'_, V> {
 }
 
 /// Rows whose digits stay in the second-level cache while all panels meet them: whole tiles.
-fn rows_together(elements: usize) -> usize {
-    (CACHED_WORDS / elements.max(1) / SIDE * SIDE).max(SIDE)
+fn rows_together(row_bytes: usize) -> usize {
+    (CACHED_BYTES / row_bytes.max(1) / SIDE * SIDE).max(SIDE)
 }
 
 #[allow(clippy::too_many_arguments, reason = "the shapes of one matrix product")]
-pub(super) fn backward(
+pub(super) fn backward<const B: usize>(
     pool: &mut Pool,
     isa: Isa,
-    g: &[u64],
+    g: &[[u8; B]],
     rows: usize,
     stride: usize,
     parts: &[LinearPart<'_>],
     exponent: i32,
-    out: &mut [u64],
+    out: &mut [[u8; B]],
 ) {
-    let cut: Vec<Rows> = parts
+    let cut: Vec<Rows<B>> = parts
         .iter()
         .map(|part| {
             let columns = part.column..part.column + part.matrix.rows();
@@ -140,24 +141,24 @@ pub(super) fn backward(
     for_inputs(pool, rows, &parts, exponent, out, |share| isa.dispatch(Backward(share)));
 }
 
-struct Backward<'a>(Inputs<'a, Rows>);
+struct Backward<'a, const B: usize>(Inputs<'a, Rows<B>, B>);
 
-impl Kernel for Backward<'_> {
+impl<const B: usize> Kernel for Backward<'_, B> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self) {
         let packing = self.0.part.matrix.packing();
-        with_values!(packing, V => S::call(BackwardOf::<V>(&self.0, PhantomData)));
+        with_values!(packing, V => S::call(BackwardOf::<V, B>(&self.0, PhantomData)));
     }
 }
 
-struct BackwardOf<'a, V>(&'a Inputs<'a, Rows>, PhantomData<V>);
+struct BackwardOf<'a, V, const B: usize>(&'a Inputs<'a, Rows<B>, B>, PhantomData<V>);
 
 /// Panels whose outputs lie on a half of the desk.
 const TALL: usize = DEPTHS / 2 * DEPTH / LANES;
 
-impl<V: Whole> Kernel for BackwardOf<'_, V> {
+impl<V: Whole, const B: usize> Kernel for BackwardOf<'_, V, B> {
     type Output = ();
 
     #[inline(always)]
@@ -179,9 +180,9 @@ impl<V: Whole> Kernel for BackwardOf<'_, V> {
                 for (half, inputs) in blocks(inputs.clone(), LANES).enumerate() {
                     let g = g.tiles(rows.start / SIDE, panels.start * LANES / DEPTH);
                     // SAFETY: rows have tiles of all outputs.
-                    unsafe { desk.multiply::<true>(&unit, g, half * (DEPTHS / 2), depths) };
+                    unsafe { desk.multiply::<B, true>(&unit, g, half * (DEPTHS / 2), depths) };
                     for (column, input) in inputs.enumerate() {
-                        for (row, sum) in rows.clone().zip(desk.words(column)) {
+                        for (row, sum) in rows.clone().zip(desk.words::<B>(column)) {
                             self.0.add(row, input, sum);
                         }
                     }

@@ -1,7 +1,7 @@
 //! Sums over codes, with words as bytes: what the instructions for bytes are there for.
 //!
-//! A word is eight bytes with signs, `sum over p: 256^p byte_p` modulo 2^64, so a row of words is eight rows of bytes, *planes*, to
-//! codes of a byte. Sums of a group of 32 elements are exact in 32 bits, also of two planes together; and of the upper four planes
+//! A number is eight bytes with signs, `sum over p: 256^p byte_p` modulo 2^64, so a row of numbers is eight rows of bytes, *planes*, to
+//! codes of a byte; or six modulo 2^48, without the last two below. Sums of a group of 32 elements are exact in 32 bits, also of two planes together; and of the upper four planes
 //! together 32 bits are all that matters:
 //!
 //! ```text
@@ -33,7 +33,7 @@ use crate::{
     simd::{Kernel, LANES, Simd},
 };
 
-use cut::{JOINED, Numbers, PLANES, Planes, STEPS};
+use cut::{JOINED, Numbers, Planes, STEPS};
 use sums::{Sums, joined};
 
 /// Rows that meet a panel before the next one does: they stay in the second-level cache.
@@ -81,41 +81,43 @@ impl Codes for packings::Eight128Halves {
 }
 
 #[allow(clippy::too_many_arguments, reason = "the shapes of one matrix product")]
-pub(super) fn forward(
+pub(super) fn forward<const B: usize>(
     pool: &mut Pool,
     isa: Isa,
-    x: &[u64],
+    x: &[[u8; B]],
     rows: usize,
     parts: &[LinearPart<'_>],
     exponent: i32,
-    out: &mut [u64],
+    out: &mut [[u8; B]],
     stride: usize,
 ) {
     let x = Planes::of(pool, isa, x, rows);
     for_panels(pool, &x, rows, parts, exponent, out, stride, |share| isa.dispatch(Forward(share)));
 }
 
-struct Forward<'a>(Panels<'a, Planes>);
+struct Forward<'a, const B: usize>(Panels<'a, Planes<B>, B>);
 
-impl Kernel for Forward<'_> {
+impl<const B: usize> Kernel for Forward<'_, B> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self) {
         match self.0.part.matrix.packing() {
-            Packing::Four8 => S::call(ForwardOf::<packings::Four8>(&self.0, PhantomData)),
-            Packing::FourMinimum => S::call(ForwardOf::<packings::FourMinimum>(&self.0, PhantomData)),
-            Packing::Eight128 => S::call(ForwardOf::<packings::Eight128>(&self.0, PhantomData)),
-            Packing::EightMinimum => S::call(ForwardOf::<packings::EightMinimum>(&self.0, PhantomData)),
-            Packing::Eight128Halves => S::call(ForwardOf::<packings::Eight128Halves>(&self.0, PhantomData)),
+            Packing::Four8 => S::call(ForwardOf::<packings::Four8, B>(&self.0, PhantomData)),
+            Packing::FourMinimum => S::call(ForwardOf::<packings::FourMinimum, B>(&self.0, PhantomData)),
+            Packing::Eight128 => S::call(ForwardOf::<packings::Eight128, B>(&self.0, PhantomData)),
+            Packing::EightMinimum => S::call(ForwardOf::<packings::EightMinimum, B>(&self.0, PhantomData)),
+            Packing::Eight128Halves => {
+                S::call(ForwardOf::<packings::Eight128Halves, B>(&self.0, PhantomData))
+            }
             Packing::F32 | Packing::F16 | Packing::Bf16 => unreachable!("floats have no codes"),
         }
     }
 }
 
-struct ForwardOf<'a, P>(&'a Panels<'a, Planes>, PhantomData<P>);
+struct ForwardOf<'a, P, const B: usize>(&'a Panels<'a, Planes<B>, B>, PhantomData<P>);
 
-impl<P: Codes> Kernel for ForwardOf<'_, P> {
+impl<P: Codes, const B: usize> Kernel for ForwardOf<'_, P, B> {
     type Output = ();
 
     #[inline(always)]
@@ -130,7 +132,7 @@ impl<P: Codes> Kernel for ForwardOf<'_, P> {
     }
 }
 
-impl<P: Codes> ForwardOf<'_, P> {
+impl<P: Codes, const B: usize> ForwardOf<'_, P, B> {
     /// The sums of a row with a panel. Of two rows at once, the sums would not fit the registers.
     #[inline(always)]
     fn row<S: Simd>(&self, panel: usize, row: usize) {
@@ -145,7 +147,7 @@ impl<P: Codes> ForwardOf<'_, P> {
             unsafe {
                 let codes = P::codes::<S>(w, panel, group);
                 let scales = scales::<S>(P::numbers::<S>(w, panel, group), factor);
-                let parts = dot::<S, P>(x.bytes(row, group), numbers, &codes);
+                let parts = dot::<S, P, B>(x.bytes(row, group), numbers, &codes);
                 sums.add::<P>(parts, numbers, scales);
             }
         }
@@ -167,7 +169,7 @@ fn scales<S: Simd>([first, second]: [S::F; 2], factor: S::F) -> [S::I; 2] {
 ///
 /// The planes of a group lie at `bytes`.
 #[inline(always)]
-unsafe fn dot<S: Simd, P: Codes>(
+unsafe fn dot<S: Simd, P: Codes, const B: usize>(
     bytes: *const i32,
     numbers: &Numbers,
     codes: &[S::B; STEPS],
@@ -178,7 +180,7 @@ unsafe fn dot<S: Simd, P: Codes>(
     #[allow(clippy::needless_range_loop, reason = "adapters are not always compiled for the set")]
     for part in 0..P::PARTS {
         let [first, second, upper] = begin[part];
-        let mut planes = [S::splat_i32(0); PLANES];
+        let mut planes = [S::splat_i32(0); B];
         (planes[0], planes[2], planes[4]) = (S::splat_i32(first), S::splat_i32(second), S::splat_i32(upper));
         for (plane, sum) in planes.iter_mut().enumerate() {
             for step in part * steps..(part + 1) * steps {
@@ -186,7 +188,7 @@ unsafe fn dot<S: Simd, P: Codes>(
                 *sum = S::dot_bytes(*sum, codes[step], unsafe { *bytes.add(plane * STEPS + step) });
             }
         }
-        parts[part] = joined::<S>(planes);
+        parts[part] = joined::<S, B>(planes);
     }
     parts
 }

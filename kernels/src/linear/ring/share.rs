@@ -2,7 +2,10 @@
 
 use std::ops::Range;
 
-use super::form::Factors;
+use super::{
+    bytes::{number, word},
+    form::Factors,
+};
 use crate::{
     activations::GROUP,
     linear::part::{LinearPart, blocks, for_each_part},
@@ -10,18 +13,18 @@ use crate::{
     simd::LANES,
 };
 
-/// Some panels of a part, for all rows, which are prepared as `X`.
-pub(super) struct Panels<'a, X> {
+/// Some panels of a part, for all rows, which are prepared as `X`; numbers of rows have `B` bytes.
+pub(super) struct Panels<'a, X, const B: usize> {
     pub(super) x: &'a X,
     pub(super) rows: usize,
     pub(super) part: LinearPart<'a>,
     pub(super) panels: Range<usize>,
     pub(super) factors: Factors,
-    out: *mut u64,
+    out: *mut [u8; B],
     stride: usize,
 }
 
-impl<X> Panels<'_, X> {
+impl<X, const B: usize> Panels<'_, X, B> {
     /// Writes the sums of a row with a panel, or adds them to those of elements before.
     #[inline(always)]
     pub(super) fn put(&self, row: usize, panel: usize, is_first: bool, sums: &[u64; LANES]) {
@@ -29,30 +32,35 @@ impl<X> Panels<'_, X> {
         let to = self.out.wrapping_add(row * self.stride + self.part.column + panel * LANES);
         // SAFETY: columns were checked to lie within `out`, and no other chunk uses these.
         unsafe {
-            if is_first && lanes == LANES {
-                return to.cast::<[u64; LANES]>().write_unaligned(*sums);
+            if is_first {
+                // Bytes of a word that a number lacks lie where the next one is written.
+                for (lane, &sum) in sums.iter().enumerate().take(lanes - 1) {
+                    to.add(lane).cast::<u64>().write_unaligned(sum);
+                }
+                *to.add(lanes - 1) = number(sums[lanes - 1]);
+                return;
             }
             for (lane, &sum) in sums.iter().enumerate().take(lanes) {
                 let to = to.add(lane);
-                *to = if is_first { sum } else { sum.wrapping_add(*to) };
+                *to = number(word(&*to).wrapping_add(sum));
             }
         }
     }
 }
 
-/// Gives the panels of all parts to the threads of `pool`. Rows of `out` have `stride` words.
+/// Gives the panels of all parts to the threads of `pool`. Rows of `out` have `stride` numbers.
 #[allow(clippy::too_many_arguments, reason = "the shapes of one matrix product")]
-pub(super) fn for_panels<X: Sync>(
+pub(super) fn for_panels<X: Sync, const B: usize>(
     pool: &mut Pool,
     x: &X,
     rows: usize,
     parts: &[LinearPart<'_>],
     exponent: i32,
-    out: &mut [u64],
+    out: &mut [[u8; B]],
     stride: usize,
-    each: impl Fn(Panels<'_, X>) + Sync,
+    each: impl Fn(Panels<'_, X, B>) + Sync,
 ) {
-    let out = OutWords(out.as_mut_ptr());
+    let out = Out(out.as_mut_ptr());
     let panels: usize = parts.iter().map(|part| part.matrix.panels()).sum();
     let chunk = panels.div_ceil(4 * pool.threads()).max(1);
     pool.run(panels.div_ceil(chunk), |i| {
@@ -64,37 +72,37 @@ pub(super) fn for_panels<X: Sync>(
     });
 }
 
-/// Some inputs of a part, at most a group of them, for all rows, which are prepared as `G`.
-pub(super) struct Inputs<'a, G> {
+/// Some inputs of a part, at most a group of them, for all rows, which are prepared as `G`; numbers of rows have `B` bytes.
+pub(super) struct Inputs<'a, G, const B: usize> {
     pub(super) g: &'a G,
     pub(super) rows: usize,
     pub(super) part: LinearPart<'a>,
     pub(super) inputs: Range<usize>,
     pub(super) factors: Factors,
-    out: *mut u64,
+    out: *mut [u8; B],
 }
 
-impl<G> Inputs<'_, G> {
+impl<G, const B: usize> Inputs<'_, G, B> {
     /// Adds to an input of a row.
     #[inline(always)]
     pub(super) fn add(&self, row: usize, input: usize, sum: u64) {
         let to = self.out.wrapping_add(row * self.part.matrix.columns() + input);
         // SAFETY: inputs lie within `out`, and no other chunk uses these.
-        unsafe { *to = (*to).wrapping_add(sum) };
+        unsafe { *to = number(word(&*to).wrapping_add(sum)) };
     }
 }
 
 /// Gives the inputs of all parts, each of which has rows of its own, to the threads of `pool`, a group at a time.
-pub(super) fn for_inputs<G: Sync>(
+pub(super) fn for_inputs<G: Sync, const B: usize>(
     pool: &mut Pool,
     rows: usize,
     parts: &[(LinearPart<'_>, &G)],
     exponent: i32,
-    out: &mut [u64],
-    each: impl Fn(Inputs<'_, G>) + Sync,
+    out: &mut [[u8; B]],
+    each: impl Fn(Inputs<'_, G, B>) + Sync,
 ) {
     let columns = parts[0].0.matrix.columns();
-    let out = OutWords(out.as_mut_ptr());
+    let out = Out(out.as_mut_ptr());
     let groups = columns.div_ceil(GROUP);
     let chunk = groups.div_ceil(4 * pool.threads());
     pool.run(groups.div_ceil(chunk), |i| {
@@ -108,6 +116,6 @@ pub(super) fn for_inputs<G: Sync>(
     });
 }
 
-struct OutWords(*mut u64);
+struct Out<const B: usize>(*mut [u8; B]);
 // SAFETY: chunks write disjoint columns of a buffer that outlives the parallel region.
-unsafe impl Sync for OutWords {}
+unsafe impl<const B: usize> Sync for Out<B> {}

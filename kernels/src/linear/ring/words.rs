@@ -1,4 +1,5 @@
-//! Sums over whole numbers of 32 bits, for weights of any packing: the product that needs no explanation.
+//! Sums over whole numbers of 32 bits, for weights of any packing: the product that needs no explanation. Numbers of rows have `B`
+//! bytes.
 //!
 //! A word is two numbers of 32 bits with signs, `low + 2^32 high`, so that products are those of 32 bits:
 //!
@@ -12,6 +13,7 @@
 use std::{marker::PhantomData, mem::MaybeUninit, ops::Range};
 
 use super::{
+    bytes::word,
     halves,
     share::{Inputs, Panels, for_inputs, for_panels},
     whole::{Whole, decode},
@@ -40,10 +42,10 @@ struct Split {
 }
 
 impl Split {
-    /// The halves of `words`, and zeroes where the last panel has no output.
-    fn of(words: &[u64]) -> Self {
+    /// The halves of numbers, and zeroes where the last panel has no output.
+    fn of<const B: usize>(numbers: &[[u8; B]]) -> Self {
         let behind = std::iter::repeat_n((0, 0), LANES);
-        let (low, high) = words.iter().map(|&word| halves(word)).chain(behind).unzip();
+        let (low, high) = numbers.iter().map(|number| halves(word(number))).chain(behind).unzip();
         Self { low, high }
     }
 }
@@ -60,35 +62,35 @@ impl Room {
 }
 
 #[allow(clippy::too_many_arguments, reason = "the shapes of one matrix product")]
-pub(super) fn forward(
+pub(super) fn forward<const B: usize>(
     pool: &mut Pool,
     isa: Isa,
-    x: &[u64],
+    x: &[[u8; B]],
     rows: usize,
     parts: &[LinearPart<'_>],
     exponent: i32,
-    out: &mut [u64],
+    out: &mut [[u8; B]],
     stride: usize,
 ) {
     let x = Split::of(x);
     for_panels(pool, &x, rows, parts, exponent, out, stride, |share| isa.dispatch(Forward(share)));
 }
 
-struct Forward<'a>(Panels<'a, Split>);
+struct Forward<'a, const B: usize>(Panels<'a, Split, B>);
 
-impl Kernel for Forward<'_> {
+impl<const B: usize> Kernel for Forward<'_, B> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self) {
         let packing = self.0.part.matrix.packing();
-        with_values!(packing, V => S::call(ForwardOf::<V>(&self.0, PhantomData)));
+        with_values!(packing, V => S::call(ForwardOf::<V, B>(&self.0, PhantomData)));
     }
 }
 
-struct ForwardOf<'a, V>(&'a Panels<'a, Split>, PhantomData<V>);
+struct ForwardOf<'a, V, const B: usize>(&'a Panels<'a, Split, B>, PhantomData<V>);
 
-impl<V: Whole> Kernel for ForwardOf<'_, V> {
+impl<V: Whole, const B: usize> Kernel for ForwardOf<'_, V, B> {
     type Output = ();
 
     #[inline(always)]
@@ -102,7 +104,7 @@ impl<V: Whole> Kernel for ForwardOf<'_, V> {
                 unsafe { decode::<S, V>(part.matrix, panel, depth.clone(), *factors, weights) };
                 for row in 0..*rows {
                     // SAFETY: as above, and the row exists.
-                    let sums = unsafe { sums::<S>(self.0, row, &depth, weights) };
+                    let sums = unsafe { sums::<S, B>(self.0, row, &depth, weights) };
                     self.0.put(row, panel, depth.start == 0, &sums);
                 }
             }
@@ -116,8 +118,8 @@ impl<V: Whole> Kernel for ForwardOf<'_, V> {
 ///
 /// The row has these elements.
 #[inline(always)]
-unsafe fn sums<S: Simd>(
-    share: &Panels<'_, Split>,
+unsafe fn sums<S: Simd, const B: usize>(
+    share: &Panels<'_, Split, B>,
     row: usize,
     depth: &Range<usize>,
     weights: *const i32,
@@ -140,39 +142,39 @@ unsafe fn sums<S: Simd>(
 }
 
 #[allow(clippy::too_many_arguments, reason = "the shapes of one matrix product")]
-pub(super) fn backward(
+pub(super) fn backward<const B: usize>(
     pool: &mut Pool,
     isa: Isa,
-    g: &[u64],
+    g: &[[u8; B]],
     rows: usize,
     stride: usize,
     parts: &[LinearPart<'_>],
     exponent: i32,
-    out: &mut [u64],
+    out: &mut [[u8; B]],
 ) {
     let g = Split::of(g);
     let parts: Vec<_> = parts.iter().map(|&part| (part, &g)).collect();
     for_inputs(pool, rows, &parts, exponent, out, |share| isa.dispatch(Backward { share, stride }));
 }
 
-struct Backward<'a> {
-    share: Inputs<'a, Split>,
+struct Backward<'a, const B: usize> {
+    share: Inputs<'a, Split, B>,
     stride: usize,
 }
 
-impl Kernel for Backward<'_> {
+impl<const B: usize> Kernel for Backward<'_, B> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self) {
         let packing = self.share.part.matrix.packing();
-        with_values!(packing, V => S::call(BackwardOf::<V>(&self, PhantomData)));
+        with_values!(packing, V => S::call(BackwardOf::<V, B>(&self, PhantomData)));
     }
 }
 
-struct BackwardOf<'a, V>(&'a Backward<'a>, PhantomData<V>);
+struct BackwardOf<'a, V, const B: usize>(&'a Backward<'a, B>, PhantomData<V>);
 
-impl<V: Whole> Kernel for BackwardOf<'_, V> {
+impl<V: Whole, const B: usize> Kernel for BackwardOf<'_, V, B> {
     type Output = ();
 
     #[inline(always)]
@@ -197,7 +199,7 @@ impl<V: Whole> Kernel for BackwardOf<'_, V> {
     }
 }
 
-impl Backward<'_> {
+impl<const B: usize> Backward<'_, B> {
     /// Adds what some panels, which lie decoded at `weights`, contribute to a row's inputs.
     ///
     /// # Safety

@@ -4,8 +4,8 @@ use std::arch::asm;
 
 use super::{Layout, Registers};
 
-/// Digits of a number: bytes with signs, the lowest first.
-pub(crate) const DIGITS: usize = 8;
+/// Digits of a number at most: bytes with signs, the lowest first.
+pub(crate) const MAX_DIGITS: usize = 8;
 /// Digits that weights have at most.
 pub(crate) const WEIGHT_DIGITS: usize = 4;
 /// Elements of a row of bytes in a tile.
@@ -42,15 +42,15 @@ impl Squares {
     }
 
     /// Sums of products of digits, by the place they stand for: `sums[p][m][n]` is that over `i + j = p` and all `k` of
-    /// `x[j][m][k] w[i][k][n]`, or where weights are on the `LEFT` of `w[i][m][k] x[j][k][n]`; of rows of eight digits and weights of
-    /// `W`. It is exact as long as it is below 2^31.
+    /// `x[j][m][k] w[i][k][n]`, or where weights are on the `LEFT` of `w[i][m][k] x[j][k][n]`; of rows of `X` digits and weights of
+    /// `W`, and of `X` places. It is exact as long as it is below 2^31.
     ///
     /// # Safety
     ///
-    /// `depths` times [`DIGITS`] tiles lie at `x`, and as many times [`WEIGHT_DIGITS`] at `w`; there is room for [`DIGITS`] times
+    /// `depths` times `X` tiles lie at `x`, and as many times [`WEIGHT_DIGITS`] at `w`; there is room for [`MAX_DIGITS`] times
     /// [`TILE_SUMS`] numbers at `sums`.
     #[inline(always)]
-    pub(crate) unsafe fn multiply<const W: usize, const LEFT: bool>(
+    pub(crate) unsafe fn multiply<const X: usize, const W: usize, const LEFT: bool>(
         &self,
         x: *const u8,
         w: *const u8,
@@ -59,14 +59,14 @@ impl Squares {
     ) {
         // SAFETY: the caller's.
         unsafe {
-            self.half::<W, 0, LEFT>(x, w, depths, sums);
-            self.half::<W, 4, LEFT>(x, w, depths, sums.add(4 * TILE_SUMS));
+            self.half::<X, W, 0, LEFT>(x, w, depths, sums);
+            self.half::<X, W, 4, LEFT>(x, w, depths, sums.add(4 * TILE_SUMS));
         }
     }
 
-    /// The sums of the four places from `FIRST` on.
+    /// The sums of the four places from `FIRST` on, as far as there are so many.
     #[inline(always)]
-    unsafe fn half<const W: usize, const FIRST: usize, const LEFT: bool>(
+    unsafe fn half<const X: usize, const W: usize, const FIRST: usize, const LEFT: bool>(
         &self,
         mut x: *const u8,
         mut w: *const u8,
@@ -78,35 +78,45 @@ impl Squares {
             asm!("tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3", options(nostack, nomem));
             for _ in 0..depths {
                 if W <= HELD {
-                    meet::<0, W, FIRST, LEFT>(x, w);
+                    meet::<X, 0, W, FIRST, LEFT>(x, w);
                 } else if FIRST == 0 {
                     // Its last digit meets but one of the rows'.
-                    meet::<HELD, 1, FIRST, LEFT>(x, w);
-                    meet::<0, HELD, FIRST, LEFT>(x, w);
+                    meet::<X, HELD, 1, FIRST, LEFT>(x, w);
+                    meet::<X, 0, HELD, FIRST, LEFT>(x, w);
                 } else {
-                    meet::<1, HELD, FIRST, LEFT>(x, w);
-                    meet::<0, 1, FIRST, LEFT>(x, w);
+                    meet::<X, 1, HELD, FIRST, LEFT>(x, w);
+                    meet::<X, 0, 1, FIRST, LEFT>(x, w);
                 }
-                x = x.add(DIGITS * TILE_BYTES);
+                x = x.add(X * TILE_BYTES);
                 w = w.add(WEIGHT_DIGITS * TILE_BYTES);
             }
-            asm!(
-                "tilestored [{sums} + {row}], tmm0",
-                "tilestored [{sums} + {row} + 1024], tmm1",
-                "tilestored [{sums} + {row} + 2048], tmm2",
-                "tilestored [{sums} + {row} + 3072], tmm3",
-                sums = in(reg) sums, row = in(reg) 64usize, options(nostack),
-            );
+            store::<0>(sums);
+            store::<1>(sums);
+            if X > FIRST + 2 {
+                store::<2>(sums);
+                store::<3>(sums);
+            }
         }
     }
+}
+
+/// The place behind the last of those from `FIRST` on that are summed together, of `digits`.
+const fn end(digits: usize, first: usize) -> usize {
+    if digits < first + 4 { digits } else { first + 4 }
 }
 
 /// Digits of weights that stay in registers while those of rows meet them.
 const HELD: usize = 3;
 
-/// Products of all digits of rows with `COUNT` digits of weights, from digit `FROM` on, that come to the four places from `FIRST` on.
+/// Products of all `DIGITS` digits of rows with `COUNT` digits of weights, from digit `FROM` on, that come to the four places from `FIRST` on.
 #[inline(always)]
-unsafe fn meet<const FROM: usize, const COUNT: usize, const FIRST: usize, const LEFT: bool>(
+unsafe fn meet<
+    const DIGITS: usize,
+    const FROM: usize,
+    const COUNT: usize,
+    const FIRST: usize,
+    const LEFT: bool,
+>(
     x: *const u8,
     w: *const u8,
 ) {
@@ -119,20 +129,21 @@ unsafe fn meet<const FROM: usize, const COUNT: usize, const FIRST: usize, const 
         if COUNT > 2 {
             load::<6>(w.add((FROM + 2) * TILE_BYTES));
         }
-        digit::<0, FROM, COUNT, FIRST, LEFT>(x);
-        digit::<1, FROM, COUNT, FIRST, LEFT>(x);
-        digit::<2, FROM, COUNT, FIRST, LEFT>(x);
-        digit::<3, FROM, COUNT, FIRST, LEFT>(x);
-        digit::<4, FROM, COUNT, FIRST, LEFT>(x);
-        digit::<5, FROM, COUNT, FIRST, LEFT>(x);
-        digit::<6, FROM, COUNT, FIRST, LEFT>(x);
-        digit::<7, FROM, COUNT, FIRST, LEFT>(x);
+        digit::<DIGITS, 0, FROM, COUNT, FIRST, LEFT>(x);
+        digit::<DIGITS, 1, FROM, COUNT, FIRST, LEFT>(x);
+        digit::<DIGITS, 2, FROM, COUNT, FIRST, LEFT>(x);
+        digit::<DIGITS, 3, FROM, COUNT, FIRST, LEFT>(x);
+        digit::<DIGITS, 4, FROM, COUNT, FIRST, LEFT>(x);
+        digit::<DIGITS, 5, FROM, COUNT, FIRST, LEFT>(x);
+        digit::<DIGITS, 6, FROM, COUNT, FIRST, LEFT>(x);
+        digit::<DIGITS, 7, FROM, COUNT, FIRST, LEFT>(x);
     }
 }
 
 /// Products of digit `X` of rows with those digits of weights.
 #[inline(always)]
 unsafe fn digit<
+    const DIGITS: usize,
     const X: usize,
     const FROM: usize,
     const COUNT: usize,
@@ -141,15 +152,27 @@ unsafe fn digit<
 >(
     x: *const u8,
 ) {
-    if X + FROM + COUNT <= FIRST || X + FROM >= FIRST + 4 {
+    if X >= DIGITS || X + FROM + COUNT <= FIRST || X + FROM >= end(DIGITS, FIRST) {
         return;
     }
     // SAFETY: the caller's.
     unsafe {
         load::<7>(x.add(X * TILE_BYTES));
-        product::<X, 0, FROM, COUNT, FIRST, LEFT>();
-        product::<X, 1, FROM, COUNT, FIRST, LEFT>();
-        product::<X, 2, FROM, COUNT, FIRST, LEFT>();
+        product::<DIGITS, X, 0, FROM, COUNT, FIRST, LEFT>();
+        product::<DIGITS, X, 1, FROM, COUNT, FIRST, LEFT>();
+        product::<DIGITS, X, 2, FROM, COUNT, FIRST, LEFT>();
+    }
+}
+
+/// Stores the `TILE`th sums.
+#[inline(always)]
+unsafe fn store<const TILE: usize>(sums: *mut i32) {
+    // SAFETY: the caller's.
+    unsafe {
+        asm!(
+            "tilestored [{sums} + {row}], tmm{tile}",
+            tile = const TILE, sums = in(reg) sums.add(TILE * TILE_SUMS), row = in(reg) 64usize, options(nostack),
+        );
     }
 }
 
@@ -168,6 +191,7 @@ unsafe fn load<const TILE: usize>(from: *const u8) {
 /// places.
 #[inline(always)]
 unsafe fn product<
+    const DIGITS: usize,
     const X: usize,
     const I: usize,
     const FROM: usize,
@@ -175,7 +199,7 @@ unsafe fn product<
     const FIRST: usize,
     const LEFT: bool,
 >() {
-    if I >= COUNT || X + FROM + I < FIRST || X + FROM + I >= FIRST + 4 {
+    if I >= COUNT || X + FROM + I < FIRST || X + FROM + I >= end(DIGITS, FIRST) {
         return;
     }
     // SAFETY: the registers are laid out; whatever they hold are whole numbers.

@@ -1,14 +1,14 @@
-//! Rows of words, cut into tiles of digits.
+//! Rows of numbers of `B` bytes, cut into tiles of as many digits.
 
 use std::ops::Range;
 
 use crate::{
     isa::Isa,
-    linear::ring::bytes::{transposed, with_signs},
+    linear::ring::bytes::{transposed, with_signs, word},
     pool::Pool,
     simd::{
         Kernel, Simd,
-        amx::squares::{DEPTH, DIGITS, TILE_BYTES},
+        amx::squares::{DEPTH, TILE_BYTES},
     },
 };
 
@@ -30,30 +30,30 @@ pub(super) enum Side {
 }
 
 /// Rows as tiles, with zeroes where there is no row and no element.
-pub(super) struct Rows {
+pub(super) struct Rows<const B: usize> {
     depths: usize,
-    /// `[rows / 16, depths, DIGITS]`.
+    /// `[rows / 16, depths, B]`.
     tiles: Vec<Tile>,
 }
 
-impl Rows {
-    /// Those of some columns of `rows` rows, which have `stride` words each.
+impl<const B: usize> Rows<B> {
+    /// Those of some columns of `rows` rows, which have `stride` numbers each.
     pub(super) fn of(
         pool: &mut Pool,
         isa: Isa,
         side: Side,
-        words: &[u64],
+        numbers: &[[u8; B]],
         rows: usize,
         stride: usize,
         columns: Range<usize>,
     ) -> Self {
         let depths = columns.len().div_ceil(DEPTH);
-        let mut tiles = vec![Tile([0; TILE_BYTES]); rows.div_ceil(SIDE) * depths * DIGITS];
+        let mut tiles = vec![Tile([0; TILE_BYTES]); rows.div_ceil(SIDE) * depths * B];
         let to = To(tiles.as_mut_ptr());
         pool.run(rows, |row| {
-            let words = &words[row * stride..][columns.clone()];
-            let tiles = to.at(row / SIDE * depths * DIGITS);
-            isa.dispatch(Cut { words, side, tiles, row: row % SIDE });
+            let numbers = &numbers[row * stride..][columns.clone()];
+            let tiles = to.at(row / SIDE * depths * B);
+            isa.dispatch(Cut { numbers, side, tiles, row: row % SIDE });
         });
         Self { depths, tiles }
     }
@@ -61,7 +61,7 @@ impl Rows {
     /// The digits of rows `16 * side` to `16 * side + 15`, from element `64 * depth` on.
     #[inline(always)]
     pub(super) fn tiles(&self, side: usize, depth: usize) -> *const u8 {
-        self.tiles.as_ptr().wrapping_add((side * self.depths + depth) * DIGITS).cast()
+        self.tiles.as_ptr().wrapping_add((side * self.depths + depth) * B).cast()
     }
 }
 
@@ -76,24 +76,26 @@ impl To {
 }
 
 /// Cuts a row, the `row`th of those whose tiles begin at `tiles`.
-struct Cut<'a> {
-    words: &'a [u64],
+struct Cut<'a, const B: usize> {
+    numbers: &'a [[u8; B]],
     side: Side,
     tiles: *mut Tile,
     row: usize,
 }
 
-impl Kernel for Cut<'_> {
+impl<const B: usize> Kernel for Cut<'_, B> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self) {
-        for (eight, words) in self.words.chunks(8).enumerate() {
-            let mut padded = [0; 8];
-            padded[..words.len()].copy_from_slice(words);
+        for (eight, numbers) in self.numbers.chunks(8).enumerate() {
+            let mut words = [0; 8];
+            for (word_of, number) in words.iter_mut().zip(numbers) {
+                *word_of = word(number);
+            }
             let (depth, at) = (eight / (DEPTH / 8), eight % (DEPTH / 8));
-            for (digit, bytes) in transposed(padded.map(with_signs)).into_iter().enumerate() {
-                let tile = self.tiles.wrapping_add(depth * DIGITS + digit).cast::<u8>();
+            for (digit, bytes) in transposed(words.map(with_signs)).into_iter().enumerate().take(B) {
+                let tile = self.tiles.wrapping_add(depth * B + digit).cast::<u8>();
                 // SAFETY: the tile exists, and this chunk alone writes what is of this row.
                 unsafe {
                     match self.side {

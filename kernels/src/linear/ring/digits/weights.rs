@@ -4,7 +4,7 @@ use crate::{
     activations::GROUP,
     simd::{
         LANES,
-        amx::squares::{DEPTH, DIGITS, Squares, TILE_SUMS, WEIGHT_DIGITS},
+        amx::squares::{DEPTH, MAX_DIGITS, Squares, TILE_SUMS, WEIGHT_DIGITS},
     },
 };
 
@@ -23,7 +23,7 @@ pub(super) type Whole = [[i32; LANES]; DEPTH];
 pub(super) struct Desk {
     weights: [Stretch; DEPTHS],
     pub(super) whole: Whole,
-    sums: [[i32; TILE_SUMS]; DIGITS],
+    sums: [[i32; TILE_SUMS]; MAX_DIGITS],
     /// Bits that the third digits of weights have, or any of them, and the fourth ones.
     upper: [[u32; LANES]; 2],
 }
@@ -34,7 +34,7 @@ impl Desk {
         Self {
             weights: [[[[[0; 4]; LANES]; DEPTH / 4]; WEIGHT_DIGITS]; DEPTHS],
             whole: [[0; LANES]; DEPTH],
-            sums: [[0; TILE_SUMS]; DIGITS],
+            sums: [[0; TILE_SUMS]; MAX_DIGITS],
             upper: [[0; LANES]; 2],
         }
     }
@@ -85,14 +85,14 @@ impl Desk {
         }
     }
 
-    /// Multiplies sixteen rows, whose tiles begin at `x`, with `depths` stretches of weights from the `first` on; these are on the
-    /// `LEFT` or not, as they were cut.
+    /// Multiplies sixteen rows of `B` digits, whose tiles begin at `x`, with `depths` stretches of weights from the `first` on; these are
+    /// on the `LEFT` or not, as they were cut.
     ///
     /// # Safety
     ///
     /// The tiles exist.
     #[inline(always)]
-    pub(super) unsafe fn multiply<const LEFT: bool>(
+    pub(super) unsafe fn multiply<const B: usize, const LEFT: bool>(
         &mut self,
         unit: &Squares,
         x: *const u8,
@@ -104,18 +104,18 @@ impl Desk {
         // SAFETY: the caller's, and all the rest lies on the desk. Sums of 1536 elements are below 2^27.
         unsafe {
             match self.upper.map(|bits| bits != [0; LANES]) {
-                [_, true] => unit.multiply::<4, LEFT>(x, w, depths, sums),
-                [true, false] => unit.multiply::<3, LEFT>(x, w, depths, sums),
-                [false, false] => unit.multiply::<2, LEFT>(x, w, depths, sums),
+                [_, true] => unit.multiply::<B, 4, LEFT>(x, w, depths, sums),
+                [true, false] => unit.multiply::<B, 3, LEFT>(x, w, depths, sums),
+                [false, false] => unit.multiply::<B, 2, LEFT>(x, w, depths, sums),
             }
         }
     }
 
-    /// A row of the sums, as words.
+    /// A row of the sums of `B` places, as words.
     #[inline(always)]
-    pub(super) fn words(&self, row: usize) -> [u64; LANES] {
+    pub(super) fn words<const B: usize>(&self, row: usize) -> [u64; LANES] {
         let mut words = [0; LANES];
-        for (place, sums) in self.sums.iter().enumerate() {
+        for (place, sums) in self.sums.iter().enumerate().take(B) {
             for (word, &sum) in words.iter_mut().zip(&sums[row * LANES..][..LANES]) {
                 *word = u64::wrapping_add(*word, i64::from(sum).cast_unsigned() << (8 * place));
             }

@@ -1,7 +1,7 @@
-//! Rows of words, cut into planes of bytes.
+//! Rows of numbers of `B` bytes, cut into as many planes.
 
 use super::super::{
-    bytes::{transposed, with_signs},
+    bytes::{transposed, with_signs, word},
     halves,
 };
 use crate::{
@@ -11,17 +11,15 @@ use crate::{
     simd::{Kernel, Simd},
 };
 
-/// Bytes of a word.
-pub(super) const PLANES: usize = 8;
-/// Numbers of 32 bits that planes are joined to: the first pair, the second one, and the upper half modulo 2^32.
+/// Numbers of 32 bits that planes are joined to: the first pair, the second one, and what is above them, modulo 2^32.
 pub(super) const JOINED: usize = 3;
 /// Steps of four elements in a group.
 pub(super) const STEPS: usize = GROUP / 4;
 
-/// A group of a row: `[PLANES, STEPS]` times four bytes.
+/// A group of a row: `[B, STEPS]` times four bytes.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
-struct Bytes([i32; PLANES * STEPS]);
+struct Bytes<const B: usize>([[i32; STEPS]; B]);
 
 /// What belongs to a group of a row.
 #[derive(Clone, Copy)]
@@ -39,21 +37,21 @@ pub(super) struct Numbers {
 const NOTHING: Numbers =
     Numbers { zero8: [0; JOINED], zero128: [0; JOINED], zero128_halves: [[0; JOINED]; 2], sum: [0; 2] };
 
-/// Rows of words as planes of bytes.
-pub(in super::super) struct Planes {
+/// Rows of numbers as planes of bytes.
+pub(in super::super) struct Planes<const B: usize> {
     groups: usize,
     /// `[rows, groups]`.
-    bytes: Vec<Bytes>,
+    bytes: Vec<Bytes<B>>,
     /// The same.
     numbers: Vec<Numbers>,
 }
 
-impl Planes {
+impl<const B: usize> Planes<B> {
     /// Those of `rows` rows of `x`, of whole groups.
-    pub(in super::super) fn of(pool: &mut Pool, isa: Isa, x: &[u64], rows: usize) -> Self {
+    pub(in super::super) fn of(pool: &mut Pool, isa: Isa, x: &[[u8; B]], rows: usize) -> Self {
         let groups = x.len() / rows.max(1) / GROUP;
         let count = rows * groups;
-        let (mut bytes, mut numbers) = (vec![Bytes([0; PLANES * STEPS]); count], vec![NOTHING; count]);
+        let (mut bytes, mut numbers) = (vec![Bytes([[0; STEPS]; B]); count], vec![NOTHING; count]);
         let to = To(bytes.as_mut_ptr(), numbers.as_mut_ptr());
         // A few rows are not worth another thread's time.
         let chunk = rows.div_ceil(4 * pool.threads()).max(4);
@@ -83,18 +81,18 @@ impl Planes {
     }
 }
 
-struct To(*mut Bytes, *mut Numbers);
+struct To<const B: usize>(*mut Bytes<B>, *mut Numbers);
 // SAFETY: chunks write disjoint groups of buffers that outlive the parallel region.
-unsafe impl Sync for To {}
+unsafe impl<const B: usize> Sync for To<B> {}
 
 /// Cuts a row, whose first group goes to place `at`.
-struct Cut<'a> {
-    x: &'a [u64],
-    to: &'a To,
+struct Cut<'a, const B: usize> {
+    x: &'a [[u8; B]],
+    to: &'a To<B>,
     at: usize,
 }
 
-impl Kernel for Cut<'_> {
+impl<const B: usize> Kernel for Cut<'_, B> {
     type Output = ();
 
     #[inline(always)]
@@ -108,16 +106,19 @@ impl Kernel for Cut<'_> {
 }
 
 #[inline(always)]
-fn cut(x: &[u64; GROUP], to: &mut Bytes, numbers: &mut Numbers) {
+fn cut<const B: usize>(x: &[[u8; B]; GROUP], to: &mut Bytes<B>, numbers: &mut Numbers) {
     let mut sum = 0u64;
-    let mut sums = [[0i32; PLANES]; 2];
+    let mut sums = [[0i32; B]; 2];
     for (eight, x) in x.as_chunks::<8>().0.iter().enumerate() {
-        for (plane, bytes) in transposed(x.map(with_signs)).into_iter().enumerate() {
-            let at = plane * STEPS + 2 * eight;
-            (to.0[at], to.0[at + 1]) = (bytes as i32, (bytes >> 32) as i32);
+        let mut words = [0; 8];
+        for (word_of, x) in words.iter_mut().zip(x) {
+            *word_of = word(x);
+            sum = sum.wrapping_add(*word_of);
+        }
+        for (plane, bytes) in transposed(words.map(with_signs)).into_iter().enumerate().take(B) {
+            (to.0[plane][2 * eight], to.0[plane][2 * eight + 1]) = (bytes as i32, (bytes >> 32) as i32);
             sums[eight / 2][plane] += sum_of_bytes(bytes);
         }
-        sum = x.iter().fold(sum, |sum, &x| sum.wrapping_add(x));
     }
     let [first, second] = sums.map(joined);
     for at in 0..JOINED {
@@ -132,9 +133,10 @@ fn cut(x: &[u64; GROUP], to: &mut Bytes, numbers: &mut Numbers) {
 
 /// Sums of planes, joined as `sums` joins them.
 #[inline(always)]
-fn joined(planes: [i32; PLANES]) -> [i32; JOINED] {
+fn joined<const B: usize>(planes: [i32; B]) -> [i32; JOINED] {
     let pair = |first: usize| planes[first].wrapping_add(planes[first + 1].wrapping_mul(256));
-    [pair(0), pair(2), pair(4).wrapping_add(pair(6).wrapping_mul(1 << 16))]
+    let upper = if B > 6 { pair(4).wrapping_add(pair(6).wrapping_mul(1 << 16)) } else { pair(4) };
+    [pair(0), pair(2), upper]
 }
 
 /// Of bytes with signs.

@@ -2,7 +2,7 @@
 
 use super::{
     Codes,
-    cut::{JOINED, Numbers, PLANES},
+    cut::{JOINED, Numbers},
 };
 use crate::simd::Simd;
 
@@ -15,13 +15,10 @@ pub(super) struct Sums<S: Simd> {
 
 /// The whole sums of a part of a group, by planes, as one number each of two pairs and of the upper half.
 #[inline(always)]
-pub(super) fn joined<S: Simd>(planes: [S::I; PLANES]) -> [S::I; JOINED] {
-    let [p0, p1, p2, p3, p4, p5, p6, p7] = planes;
-    let upper = S::add_i32(
-        S::add_i32(p4, S::shifted::<8>(p5)),
-        S::add_i32(S::shifted::<16>(p6), S::shifted::<24>(p7)),
-    );
-    [S::add_i32(p0, S::shifted::<8>(p1)), S::add_i32(p2, S::shifted::<8>(p3)), upper]
+pub(super) fn joined<S: Simd, const B: usize>(planes: [S::I; B]) -> [S::I; JOINED] {
+    let pair = |first: usize| S::add_i32(planes[first], S::shifted::<8>(planes[first + 1]));
+    let upper = if B > 6 { S::add_i32(pair(4), S::shifted::<16>(pair(6))) } else { pair(4) };
+    [pair(0), pair(2), upper]
 }
 
 impl<S: Simd> Sums<S> {
