@@ -6,6 +6,7 @@
 pub(crate) mod amx;
 pub(crate) mod avx2;
 pub(crate) mod avx512;
+pub(crate) mod digits;
 pub(crate) mod portable;
 mod wide;
 
@@ -13,6 +14,9 @@ pub(crate) use wide::Wide;
 
 /// Lanes of a vector of 32-bit elements.
 pub(crate) const LANES: usize = 16;
+
+/// Numbers that are cut into digits together.
+pub(crate) const GROUP: usize = 32;
 
 /// Asks for the cache line at `at`, which need not exist.
 #[inline(always)]
@@ -62,6 +66,13 @@ pub(crate) trait Simd: Wide {
 
     /// Runs `kernel` in a function of its own.
     fn call<K: Kernel>(kernel: K) -> K::Output;
+
+    /// The digits of numbers of `B` bytes, the lowest of all of them first: bytes with signs, of which each has lent 128 to the one
+    /// before.
+    #[inline(always)]
+    fn digits<const B: usize>(numbers: &[[u8; B]; GROUP]) -> [[u8; GROUP]; B] {
+        digits::digits(numbers)
+    }
 
     fn splat(x: f32) -> Self::F;
     unsafe fn load(from: *const f32) -> Self::F;

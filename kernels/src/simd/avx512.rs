@@ -4,7 +4,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{Kernel, Simd};
+use super::{GROUP, Kernel, Simd};
 
 /// AVX-512 with VNNI and BF16.
 #[derive(Debug, Clone, Copy)]
@@ -31,6 +31,55 @@ fn head(count: usize) -> __mmask16 {
     ((1u32 << count) - 1) as __mmask16
 }
 
+/// The digits of eight numbers of `B` bytes, that lie there: the lowest of all, the second ones of all, and so on.
+#[inline(always)]
+unsafe fn by_place<const B: usize>(numbers: *const [u8; B]) -> __m512i {
+    /// Of so many halves of 16 bits that each number has, those of the first one, of the second one, and so on, in fours.
+    const fn apart(own: usize) -> [i16; 32] {
+        let (mut order, mut at) = ([0; 32], 0);
+        while at < 32 {
+            order[at] = (at / 4 * own + at % 4) as i16;
+            at += 1;
+        }
+        order
+    }
+    static APART: [i16; 32] = apart(3);
+    /// Of four quarters of eight, the first of each, the second of each, and so on.
+    static TOGETHER: [i16; 32] = {
+        let (mut order, mut at) = ([0; 32], 0);
+        while at < 32 {
+            order[at] = (at % 4 * 8 + at / 4) as i16;
+            at += 1;
+        }
+        order
+    };
+    cpu!({
+        let words = if B == 8 {
+            _mm512_loadu_si512(numbers.cast())
+        } else {
+            let halves = _mm512_maskz_loadu_epi16((1 << (4 * B)) - 1, numbers.cast());
+            _mm512_maskz_permutexvar_epi16(0x7777_7777, _mm512_loadu_si512(APART.as_ptr().cast()), halves)
+        };
+        let half = _mm512_set1_epi8(i8::MIN);
+        let digits = _mm512_xor_si512(_mm512_add_epi64(words, half), half);
+        // Of the two words of a quarter, digits of one place side by side.
+        let order = _mm_setr_epi8(0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15);
+        let pairs = _mm512_shuffle_epi8(digits, _mm512_broadcast_i32x4(order));
+        _mm512_permutexvar_epi16(_mm512_loadu_si512(TOGETHER.as_ptr().cast()), pairs)
+    })
+}
+
+/// Writes quarter `Q` of both halves of even places, and then of odd ones.
+#[inline(always)]
+unsafe fn put_quarter<const Q: i32>(to: *mut __m128i, even: [__m512i; 2], odd: [__m512i; 2]) {
+    cpu!({
+        _mm_storeu_si128(to, _mm512_extracti32x4_epi32::<Q>(even[0]));
+        _mm_storeu_si128(to.add(1), _mm512_extracti32x4_epi32::<Q>(even[1]));
+        _mm_storeu_si128(to.add(2), _mm512_extracti32x4_epi32::<Q>(odd[0]));
+        _mm_storeu_si128(to.add(3), _mm512_extracti32x4_epi32::<Q>(odd[1]));
+    });
+}
+
 impl Simd for Avx512 {
     type F = __m512;
 
@@ -40,6 +89,26 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn call<K: Kernel>(kernel: K) -> K::Output {
         cpu!(run(kernel))
+    }
+
+    #[inline(always)]
+    fn digits<const B: usize>(numbers: &[[u8; B]; GROUP]) -> [[u8; GROUP]; B] {
+        let [first, second, third, fourth] = [0, 8, 16, 24].map(|at| numbers.as_ptr().wrapping_add(at));
+        let mut digits = [[0; GROUP]; B];
+        cpu!({
+            let (first, second) = (by_place::<B>(first), by_place::<B>(second));
+            let (third, fourth) = (by_place::<B>(third), by_place::<B>(fourth));
+            let even = [_mm512_unpacklo_epi64(first, second), _mm512_unpacklo_epi64(third, fourth)];
+            let odd = [_mm512_unpackhi_epi64(first, second), _mm512_unpackhi_epi64(third, fourth)];
+            let to = digits.as_mut_ptr().cast::<__m128i>();
+            put_quarter::<0>(to, even, odd);
+            put_quarter::<1>(to.add(4), even, odd);
+            put_quarter::<2>(to.add(8), even, odd);
+            if B > 6 {
+                put_quarter::<3>(to.add(12), even, odd);
+            }
+        });
+        digits
     }
 
     #[inline(always)]

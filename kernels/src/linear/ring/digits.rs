@@ -18,7 +18,7 @@
 mod rows;
 mod weights;
 
-use std::marker::PhantomData;
+use std::{marker::PhantomData, ops::Range};
 
 use super::{
     share::{Inputs, Panels, for_inputs, for_panels},
@@ -38,13 +38,13 @@ use crate::{
 };
 
 use rows::{Rows, SIDE, Side};
-use weights::{DEPTHS, Desk};
+use weights::{DEPTHS, Desk, Take};
 
 /// Rows from which on it is worth to cut weights: with fewer, planes and words are faster.
 const WORTH: usize = 8;
 
 /// Bytes of rows that stay in the second-level cache.
-const CACHED_BYTES: usize = 1 << 20;
+const CACHED_BYTES: usize = 5 << 18;
 
 /// Whether so many rows are best multiplied here.
 pub(super) fn are_worth_it(isa: Isa, rows: usize) -> bool {
@@ -89,6 +89,7 @@ impl<V: Whole, const B: usize> Kernel for ForwardOf<'_, V, B> {
         let Panels { x, rows, part, panels, factors, .. } = self.0;
         // SAFETY: the set says that the unit may be used, and this thread does nothing else meanwhile.
         let (unit, mut desk) = (unsafe { Squares::lay_out() }, Desk::new());
+        let mut last = Block { share: self.0, rows: 0..0, panel: 0, is_first: true };
         for rows in blocks(0..*rows, rows_together(B * part.matrix.columns())) {
             for panel in panels.clone() {
                 for elements in blocks(0..part.matrix.columns(), DEPTHS * DEPTH) {
@@ -102,14 +103,31 @@ impl<V: Whole, const B: usize> Kernel for ForwardOf<'_, V, B> {
                     }
                     for rows in blocks(rows.clone(), SIDE) {
                         let x = x.tiles(rows.start / SIDE, elements.start / DEPTH);
+                        let depths = elements.len().div_ceil(DEPTH);
                         // SAFETY: rows have tiles of all elements.
-                        unsafe { desk.multiply::<B, false>(&unit, x, 0, elements.len().div_ceil(DEPTH)) };
-                        for row in rows {
-                            self.0.put(row, panel, elements.start == 0, &desk.words::<B>(row % SIDE));
-                        }
+                        unsafe { desk.multiply::<B, false>(&unit, x, 0, depths, &last) };
+                        last = Block { rows, panel, is_first: elements.start == 0, ..last };
                     }
                 }
             }
+        }
+        desk.give::<B>(&last);
+    }
+}
+
+/// At most sixteen rows that have met some elements of a panel.
+struct Block<'a, const B: usize> {
+    share: &'a Panels<'a, Rows<B>, B>,
+    rows: Range<usize>,
+    panel: usize,
+    is_first: bool,
+}
+
+impl<const B: usize> Take for Block<'_, B> {
+    #[inline(always)]
+    fn take(&self, row: usize, words: [u64; LANES]) {
+        if row < self.rows.len() {
+            self.share.put(self.rows.start + row, self.panel, self.is_first, &words);
         }
     }
 }
@@ -167,6 +185,7 @@ impl<V: Whole, const B: usize> Kernel for BackwardOf<'_, V, B> {
         let w = part.matrix;
         // SAFETY: the set says that the unit may be used, and this thread does nothing else meanwhile.
         let (unit, mut desk) = (unsafe { Squares::lay_out() }, Desk::new());
+        let mut last = Gradients { share: self.0, rows: 0..0, inputs: 0..0 };
         for panels in blocks(0..w.panels(), TALL) {
             desk.clear();
             for (tall, panel) in panels.clone().enumerate() {
@@ -180,13 +199,28 @@ impl<V: Whole, const B: usize> Kernel for BackwardOf<'_, V, B> {
                 for (half, inputs) in blocks(inputs.clone(), LANES).enumerate() {
                     let g = g.tiles(rows.start / SIDE, panels.start * LANES / DEPTH);
                     // SAFETY: rows have tiles of all outputs.
-                    unsafe { desk.multiply::<B, true>(&unit, g, half * (DEPTHS / 2), depths) };
-                    for (column, input) in inputs.enumerate() {
-                        for (row, sum) in rows.clone().zip(desk.words::<B>(column)) {
-                            self.0.add(row, input, sum);
-                        }
-                    }
+                    unsafe { desk.multiply::<B, true>(&unit, g, half * (DEPTHS / 2), depths, &last) };
+                    last = Gradients { rows: rows.clone(), inputs, ..last };
                 }
+            }
+        }
+        desk.give::<B>(&last);
+    }
+}
+
+/// At most sixteen inputs of as many rows, of some outputs.
+struct Gradients<'a, const B: usize> {
+    share: &'a Inputs<'a, Rows<B>, B>,
+    rows: Range<usize>,
+    inputs: Range<usize>,
+}
+
+impl<const B: usize> Take for Gradients<'_, B> {
+    #[inline(always)]
+    fn take(&self, input: usize, words: [u64; LANES]) {
+        if input < self.inputs.len() {
+            for (row, word) in self.rows.clone().zip(words) {
+                self.share.add(row, self.inputs.start + input, word);
             }
         }
     }

@@ -18,8 +18,8 @@ pub(crate) const TILE_SUMS: usize = 256;
 /// The registers, all of sixteen rows of 64 bytes, for products of numbers by their digits:
 ///
 /// ```text
-/// 0 to 3   sums of products whose digits' places add up to 0 to 3, or 4 to 7, [16, 16] whole numbers
-/// 4 to 6   up to three digits of weights        7   a digit of rows
+/// 0 to 5   sums of products whose digits' places add up to 0 to 5, or to 6 and 7, [16, 16] whole numbers
+/// 6        a digit of weights        7   a digit of rows
 /// ```
 ///
 /// Of both, one is on the left: `[16, 64]` bytes; the other on the right, `[64 / 4, 16 x 4]` bytes.
@@ -43,7 +43,7 @@ impl Squares {
 
     /// Sums of products of digits, by the place they stand for: `sums[p][m][n]` is that over `i + j = p` and all `k` of
     /// `x[j][m][k] w[i][k][n]`, or where weights are on the `LEFT` of `w[i][m][k] x[j][k][n]`; of rows of `X` digits and weights of
-    /// `W`, and of `X` places. It is exact as long as it is below 2^31.
+    /// `W`, and of `X` places. It is exact as long as it is below 2^31. It is the turn of `meanwhile` at least `depths` times.
     ///
     /// # Safety
     ///
@@ -56,122 +56,114 @@ impl Squares {
         w: *const u8,
         depths: usize,
         sums: *mut i32,
+        meanwhile: &mut impl Meanwhile,
     ) {
         // SAFETY: the caller's.
         unsafe {
-            self.half::<X, W, 0, LEFT>(x, w, depths, sums);
-            self.half::<X, W, 4, LEFT>(x, w, depths, sums.add(4 * TILE_SUMS));
+            self.places::<X, W, 0, LEFT>(x, w, depths, sums, meanwhile);
+            if X > PLACES {
+                let sums = sums.add(PLACES * TILE_SUMS);
+                self.places::<X, W, PLACES, LEFT>(x, w, depths, sums, meanwhile);
+            }
         }
     }
 
-    /// The sums of the four places from `FIRST` on, as far as there are so many.
+    /// The sums of six places from `FIRST` on, as far as there are so many.
     #[inline(always)]
-    unsafe fn half<const X: usize, const W: usize, const FIRST: usize, const LEFT: bool>(
+    unsafe fn places<const X: usize, const W: usize, const FIRST: usize, const LEFT: bool>(
         &self,
         mut x: *const u8,
         mut w: *const u8,
         depths: usize,
         sums: *mut i32,
+        meanwhile: &mut impl Meanwhile,
     ) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's. What is stored too early is stored again.
         unsafe {
-            asm!("tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3", options(nostack, nomem));
-            for _ in 0..depths {
-                if W <= HELD {
-                    meet::<X, 0, W, FIRST, LEFT>(x, w);
-                } else if FIRST == 0 {
-                    // Its last digit meets but one of the rows'.
-                    meet::<X, HELD, 1, FIRST, LEFT>(x, w);
-                    meet::<X, 0, HELD, FIRST, LEFT>(x, w);
-                } else {
-                    meet::<X, 1, HELD, FIRST, LEFT>(x, w);
-                    meet::<X, 0, 1, FIRST, LEFT>(x, w);
-                }
+            asm!(
+                "tilezero tmm0",
+                "tilezero tmm1",
+                "tilezero tmm2",
+                "tilezero tmm3",
+                "tilezero tmm4",
+                "tilezero tmm5",
+                options(nostack, nomem),
+            );
+            for depth in 1..=depths {
+                meet::<X, 0, W, FIRST, LEFT>(x, w);
+                meet::<X, 1, W, FIRST, LEFT>(x, w);
+                meet::<X, 2, W, FIRST, LEFT>(x, w);
+                meet::<X, 3, W, FIRST, LEFT>(x, w);
                 x = x.add(X * TILE_BYTES);
                 w = w.add(WEIGHT_DIGITS * TILE_BYTES);
+                if depth.is_multiple_of(AWAKE) {
+                    store::<0, X, FIRST>(sums);
+                }
+                meanwhile.turn();
             }
-            store::<0>(sums);
-            store::<1>(sums);
-            if X > FIRST + 2 {
-                store::<2>(sums);
-                store::<3>(sums);
-            }
+            store::<0, X, FIRST>(sums);
+            store::<1, X, FIRST>(sums);
+            store::<2, X, FIRST>(sums);
+            store::<3, X, FIRST>(sums);
+            store::<4, X, FIRST>(sums);
+            store::<5, X, FIRST>(sums);
         }
     }
 }
 
-/// The place behind the last of those from `FIRST` on that are summed together, of `digits`.
-const fn end(digits: usize, first: usize) -> usize {
-    if digits < first + 4 { digits } else { first + 4 }
+/// What is done while the unit is busy, a bit at each turn. No closure: those are not always compiled for the set.
+pub(crate) trait Meanwhile {
+    /// Does a bit of it. Implementations are `#[inline(always)]`.
+    fn turn(&mut self);
 }
 
-/// Digits of weights that stay in registers while those of rows meet them.
-const HELD: usize = 3;
+/// Places that are summed together.
+const PLACES: usize = 6;
 
-/// Products of all `DIGITS` digits of rows with `COUNT` digits of weights, from digit `FROM` on, that come to the four places from `FIRST` on.
+/// Depths after which sums are stored although they go on: a unit that has stored nothing for 700 ns, as long as eight of them, takes
+/// 260 ns for the next time, and nobody knows why.
+const AWAKE: usize = 4;
+
+/// Products of digit `I` of weights, if they have so many, with all of `X` digits of rows that it comes to these places with.
 #[inline(always)]
-unsafe fn meet<
-    const DIGITS: usize,
-    const FROM: usize,
-    const COUNT: usize,
-    const FIRST: usize,
-    const LEFT: bool,
->(
+unsafe fn meet<const X: usize, const I: usize, const W: usize, const FIRST: usize, const LEFT: bool>(
     x: *const u8,
     w: *const u8,
 ) {
-    // SAFETY: the caller's.
-    unsafe {
-        load::<4>(w.add(FROM * TILE_BYTES));
-        if COUNT > 1 {
-            load::<5>(w.add((FROM + 1) * TILE_BYTES));
-        }
-        if COUNT > 2 {
-            load::<6>(w.add((FROM + 2) * TILE_BYTES));
-        }
-        digit::<DIGITS, 0, FROM, COUNT, FIRST, LEFT>(x);
-        digit::<DIGITS, 1, FROM, COUNT, FIRST, LEFT>(x);
-        digit::<DIGITS, 2, FROM, COUNT, FIRST, LEFT>(x);
-        digit::<DIGITS, 3, FROM, COUNT, FIRST, LEFT>(x);
-        digit::<DIGITS, 4, FROM, COUNT, FIRST, LEFT>(x);
-        digit::<DIGITS, 5, FROM, COUNT, FIRST, LEFT>(x);
-        digit::<DIGITS, 6, FROM, COUNT, FIRST, LEFT>(x);
-        digit::<DIGITS, 7, FROM, COUNT, FIRST, LEFT>(x);
-    }
-}
-
-/// Products of digit `X` of rows with those digits of weights.
-#[inline(always)]
-unsafe fn digit<
-    const DIGITS: usize,
-    const X: usize,
-    const FROM: usize,
-    const COUNT: usize,
-    const FIRST: usize,
-    const LEFT: bool,
->(
-    x: *const u8,
-) {
-    if X >= DIGITS || X + FROM + COUNT <= FIRST || X + FROM >= end(DIGITS, FIRST) {
+    if I >= W {
         return;
     }
     // SAFETY: the caller's.
     unsafe {
-        load::<7>(x.add(X * TILE_BYTES));
-        product::<DIGITS, X, 0, FROM, COUNT, FIRST, LEFT>();
-        product::<DIGITS, X, 1, FROM, COUNT, FIRST, LEFT>();
-        product::<DIGITS, X, 2, FROM, COUNT, FIRST, LEFT>();
+        load::<6>(w.add(I * TILE_BYTES));
+        product::<X, I, 0, FIRST, LEFT>(x);
+        product::<X, I, 1, FIRST, LEFT>(x);
+        product::<X, I, 2, FIRST, LEFT>(x);
+        product::<X, I, 3, FIRST, LEFT>(x);
+        product::<X, I, 4, FIRST, LEFT>(x);
+        product::<X, I, 5, FIRST, LEFT>(x);
+        product::<X, I, 6, FIRST, LEFT>(x);
+        product::<X, I, 7, FIRST, LEFT>(x);
     }
 }
 
-/// Stores the `TILE`th sums.
+/// The product of the digit of weights that was loaded, the `I`th, with the `J`th of rows, if it comes to these places.
 #[inline(always)]
-unsafe fn store<const TILE: usize>(sums: *mut i32) {
-    // SAFETY: the caller's.
+unsafe fn product<const X: usize, const I: usize, const J: usize, const FIRST: usize, const LEFT: bool>(
+    x: *const u8,
+) {
+    if I + J < FIRST || I + J >= FIRST + PLACES || I + J >= X {
+        return;
+    }
+    // SAFETY: the caller's; the registers are laid out, and whatever they hold are whole numbers.
     unsafe {
+        load::<7>(x.add(J * TILE_BYTES));
         asm!(
-            "tilestored [{sums} + {row}], tmm{tile}",
-            tile = const TILE, sums = in(reg) sums.add(TILE * TILE_SUMS), row = in(reg) 64usize, options(nostack),
+            "tdpbssd tmm{sum}, tmm{left}, tmm{right}",
+            sum = const (I + J + PLACES - FIRST) % PLACES,
+            left = const if LEFT { 6 } else { 7 },
+            right = const if LEFT { 7 } else { 6 },
+            options(nostack, nomem),
         );
     }
 }
@@ -187,29 +179,17 @@ unsafe fn load<const TILE: usize>(from: *const u8) {
     }
 }
 
-/// The product of the digit of rows that was loaded with the `I`th of those that are held, if there is one and it comes to these
-/// places.
+/// Stores the sums of the `TILE`th place from `FIRST` on, if there are so many.
 #[inline(always)]
-unsafe fn product<
-    const DIGITS: usize,
-    const X: usize,
-    const I: usize,
-    const FROM: usize,
-    const COUNT: usize,
-    const FIRST: usize,
-    const LEFT: bool,
->() {
-    if I >= COUNT || X + FROM + I < FIRST || X + FROM + I >= end(DIGITS, FIRST) {
+unsafe fn store<const TILE: usize, const X: usize, const FIRST: usize>(sums: *mut i32) {
+    if FIRST + TILE >= X {
         return;
     }
-    // SAFETY: the registers are laid out; whatever they hold are whole numbers.
+    // SAFETY: the caller's.
     unsafe {
         asm!(
-            "tdpbssd tmm{sum}, tmm{left}, tmm{right}",
-            sum = const (X + FROM + I) % 4,
-            left = const if LEFT { 4 + I } else { 7 },
-            right = const if LEFT { 7 } else { 4 + I },
-            options(nostack, nomem),
+            "tilestored [{sums} + {row}], tmm{tile}",
+            tile = const TILE, sums = in(reg) sums.add(TILE * TILE_SUMS), row = in(reg) 64usize, options(nostack),
         );
     }
 }

@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use crate::{
+    activations::GROUP,
     isa::Isa,
-    linear::ring::bytes::{transposed, with_signs, word},
     pool::Pool,
     simd::{
         Kernel, Simd,
@@ -88,25 +88,38 @@ impl<const B: usize> Kernel for Cut<'_, B> {
 
     #[inline(always)]
     fn run<S: Simd>(self) {
-        for (eight, numbers) in self.numbers.chunks(8).enumerate() {
-            let mut words = [0; 8];
-            for (word_of, number) in words.iter_mut().zip(numbers) {
-                *word_of = word(number);
-            }
-            let (depth, at) = (eight / (DEPTH / 8), eight % (DEPTH / 8));
-            for (digit, bytes) in transposed(words.map(with_signs)).into_iter().enumerate().take(B) {
-                let tile = self.tiles.wrapping_add(depth * B + digit).cast::<u8>();
-                // SAFETY: the tile exists, and this chunk alone writes what is of this row.
-                unsafe {
-                    match self.side {
-                        Side::Left => {
-                            let to = tile.add(self.row * DEPTH + 8 * at);
-                            to.cast::<u64>().write_unaligned(bytes);
-                        }
-                        Side::Right => {
-                            let to = tile.cast::<u32>().add(2 * at * SIDE + self.row);
-                            to.write(bytes as u32);
-                            to.add(SIDE).write((bytes >> 32) as u32);
+        let (groups, rest) = self.numbers.as_chunks();
+        for (at, group) in groups.iter().enumerate() {
+            self.put(at, S::digits(group));
+        }
+        if !rest.is_empty() {
+            let mut group = [[0; B]; GROUP];
+            group[..rest.len()].copy_from_slice(rest);
+            self.put(groups.len(), S::digits(&group));
+        }
+    }
+}
+
+impl<const B: usize> Cut<'_, B> {
+    /// Writes the digits of a group to their tiles.
+    #[inline(always)]
+    fn put(&self, group: usize, digits: [[u8; GROUP]; B]) {
+        let (depth, at) = (group / (DEPTH / GROUP), group % (DEPTH / GROUP));
+        for (digit, bytes) in digits.iter().enumerate() {
+            let tile = self.tiles.wrapping_add(depth * B + digit);
+            // SAFETY: the tile exists, and this chunk alone writes what is of this row.
+            unsafe {
+                match self.side {
+                    Side::Left => {
+                        tile.cast::<u8>()
+                            .add(self.row * DEPTH + at * GROUP)
+                            .cast::<[u8; GROUP]>()
+                            .write(*bytes);
+                    }
+                    Side::Right => {
+                        for (four, bytes) in bytes.as_chunks::<4>().0.iter().enumerate() {
+                            let to = tile.cast::<[u8; 4]>().add((at * GROUP / 4 + four) * SIDE + self.row);
+                            to.write(*bytes);
                         }
                     }
                 }

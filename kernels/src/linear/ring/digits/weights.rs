@@ -1,10 +1,11 @@
 //! Weights as whole numbers, cut into tiles of digits on a desk.
 
+use super::rows::SIDE;
 use crate::{
     activations::GROUP,
     simd::{
         LANES,
-        amx::squares::{DEPTH, MAX_DIGITS, Squares, TILE_SUMS, WEIGHT_DIGITS},
+        amx::squares::{DEPTH, MAX_DIGITS, Meanwhile, Squares, TILE_SUMS, WEIGHT_DIGITS},
     },
 };
 
@@ -15,6 +16,8 @@ pub(super) const DEPTHS: usize = 24;
 type Tile = [[[u8; 4]; LANES]; DEPTH / 4];
 /// All digits of them.
 type Stretch = [Tile; WEIGHT_DIGITS];
+/// Sums of products, by places.
+type Sums = [[i32; TILE_SUMS]; MAX_DIGITS];
 /// Whole numbers of 64 elements of sixteen columns, or of sixteen elements of a group of columns.
 pub(super) type Whole = [[i32; LANES]; DEPTH];
 
@@ -23,7 +26,9 @@ pub(super) type Whole = [[i32; LANES]; DEPTH];
 pub(super) struct Desk {
     weights: [Stretch; DEPTHS],
     pub(super) whole: Whole,
-    sums: [[i32; TILE_SUMS]; MAX_DIGITS],
+    /// Those of the last product but one, and of the last, which is the `last`th.
+    sums: [Sums; 2],
+    last: usize,
     /// Bits that the third digits of weights have, or any of them, and the fourth ones.
     upper: [[u32; LANES]; 2],
 }
@@ -34,7 +39,8 @@ impl Desk {
         Self {
             weights: [[[[[0; 4]; LANES]; DEPTH / 4]; WEIGHT_DIGITS]; DEPTHS],
             whole: [[0; LANES]; DEPTH],
-            sums: [[0; TILE_SUMS]; MAX_DIGITS],
+            sums: [[[0; TILE_SUMS]; MAX_DIGITS]; 2],
+            last: 0,
             upper: [[0; LANES]; 2],
         }
     }
@@ -86,7 +92,7 @@ impl Desk {
     }
 
     /// Multiplies sixteen rows of `B` digits, whose tiles begin at `x`, with `depths` stretches of weights from the `first` on; these are
-    /// on the `LEFT` or not, as they were cut.
+    /// on the `LEFT` or not, as they were cut. Meanwhile the rows of the last product's sums are given to `to`.
     ///
     /// # Safety
     ///
@@ -98,30 +104,66 @@ impl Desk {
         x: *const u8,
         first: usize,
         depths: usize,
+        to: &impl Take,
     ) {
         assert!(first + depths <= DEPTHS, "stretches lie on the desk");
-        let (w, sums) = (self.weights[first..].as_ptr().cast(), self.sums.as_mut_ptr().cast());
+        let Self { weights, upper, sums: [even, odd], last, .. } = self;
+        let (done, sums) = if *last == 0 { (&*even, odd) } else { (&*odd, even) };
+        *last ^= 1;
+        let (w, sums) = (weights[first..].as_ptr().cast(), sums.as_mut_ptr().cast());
+        let meanwhile = &mut Giving::<_, B> { done, row: 0, at_once: SIDE.div_ceil(depths), to };
         // SAFETY: the caller's, and all the rest lies on the desk. Sums of 1536 elements are below 2^27.
         unsafe {
-            match self.upper.map(|bits| bits != [0; LANES]) {
-                [_, true] => unit.multiply::<B, 4, LEFT>(x, w, depths, sums),
-                [true, false] => unit.multiply::<B, 3, LEFT>(x, w, depths, sums),
-                [false, false] => unit.multiply::<B, 2, LEFT>(x, w, depths, sums),
+            match upper.map(|bits| bits != [0; LANES]) {
+                [_, true] => unit.multiply::<B, 4, LEFT>(x, w, depths, sums, meanwhile),
+                [true, false] => unit.multiply::<B, 3, LEFT>(x, w, depths, sums, meanwhile),
+                [false, false] => unit.multiply::<B, 2, LEFT>(x, w, depths, sums, meanwhile),
             }
         }
     }
 
-    /// A row of the sums of `B` places, as words.
+    /// Gives the rows of the last product's sums to `to`.
     #[inline(always)]
-    pub(super) fn words<const B: usize>(&self, row: usize) -> [u64; LANES] {
-        let mut words = [0; LANES];
-        for (place, sums) in self.sums.iter().enumerate().take(B) {
-            for (word, &sum) in words.iter_mut().zip(&sums[row * LANES..][..LANES]) {
-                *word = u64::wrapping_add(*word, i64::from(sum).cast_unsigned() << (8 * place));
-            }
-        }
-        words
+    pub(super) fn give<const B: usize>(&self, to: &impl Take) {
+        Giving::<_, B> { done: &self.sums[self.last], row: 0, at_once: SIDE, to }.turn();
     }
+}
+
+/// Whoever takes rows of sums. No closure: those are not always compiled for the set.
+pub(super) trait Take {
+    /// Takes row `row` of a product. Implementations are `#[inline(always)]`.
+    fn take(&self, row: usize, words: [u64; LANES]);
+}
+
+/// Sums of `B` places on their way, some rows at a time.
+struct Giving<'a, T, const B: usize> {
+    done: &'a Sums,
+    row: usize,
+    at_once: usize,
+    to: &'a T,
+}
+
+impl<T: Take, const B: usize> Meanwhile for Giving<'_, T, B> {
+    #[inline(always)]
+    fn turn(&mut self) {
+        let end = SIDE.min(self.row + self.at_once);
+        while self.row < end {
+            self.to.take(self.row, words::<B>(self.done, self.row));
+            self.row += 1;
+        }
+    }
+}
+
+/// A row of the sums of `B` places, as words.
+#[inline(always)]
+fn words<const B: usize>(sums: &Sums, row: usize) -> [u64; LANES] {
+    let mut words = [0; LANES];
+    for (place, sums) in sums.iter().enumerate().take(B) {
+        for (word, &sum) in words.iter_mut().zip(&sums[row * LANES..][..LANES]) {
+            *word = u64::wrapping_add(*word, i64::from(sum).cast_unsigned() << (8 * place));
+        }
+    }
+    words
 }
 
 /// The bytes of a whole number with signs: those without, where each has lent 128 to the one before.

@@ -1,9 +1,6 @@
 //! Rows of numbers of `B` bytes, cut into as many planes.
 
-use super::super::{
-    bytes::{transposed, with_signs, word},
-    halves,
-};
+use super::super::halves;
 use crate::{
     activations::GROUP,
     isa::Isa,
@@ -16,10 +13,10 @@ pub(super) const JOINED: usize = 3;
 /// Steps of four elements in a group.
 pub(super) const STEPS: usize = GROUP / 4;
 
-/// A group of a row: `[B, STEPS]` times four bytes.
+/// A group of a row, by planes.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
-struct Bytes<const B: usize>([[i32; STEPS]; B]);
+struct Bytes<const B: usize>([[u8; GROUP]; B]);
 
 /// What belongs to a group of a row.
 #[derive(Clone, Copy)]
@@ -51,7 +48,7 @@ impl<const B: usize> Planes<B> {
     pub(in super::super) fn of(pool: &mut Pool, isa: Isa, x: &[[u8; B]], rows: usize) -> Self {
         let groups = x.len() / rows.max(1) / GROUP;
         let count = rows * groups;
-        let (mut bytes, mut numbers) = (vec![Bytes([[0; STEPS]; B]); count], vec![NOTHING; count]);
+        let (mut bytes, mut numbers) = (vec![Bytes([[0; GROUP]; B]); count], vec![NOTHING; count]);
         let to = To(bytes.as_mut_ptr(), numbers.as_mut_ptr());
         // A few rows are not worth another thread's time.
         let chunk = rows.div_ceil(4 * pool.threads()).max(4);
@@ -100,27 +97,31 @@ impl<const B: usize> Kernel for Cut<'_, B> {
         for (group, x) in self.x.as_chunks().0.iter().enumerate() {
             let at = self.at + group;
             // SAFETY: there is a place for each group, and no other chunk has this one.
-            unsafe { cut(x, &mut *self.to.0.add(at), &mut *self.to.1.add(at)) };
+            unsafe {
+                let bytes = &mut *self.to.0.add(at);
+                bytes.0 = S::digits(x);
+                *self.to.1.add(at) = numbers(&bytes.0);
+            }
         }
     }
 }
 
+/// What belongs to a group whose planes are these.
 #[inline(always)]
-fn cut<const B: usize>(x: &[[u8; B]; GROUP], to: &mut Bytes<B>, numbers: &mut Numbers) {
-    let mut sum = 0u64;
+fn numbers<const B: usize>(planes: &[[u8; GROUP]; B]) -> Numbers {
     let mut sums = [[0i32; B]; 2];
-    for (eight, x) in x.as_chunks::<8>().0.iter().enumerate() {
-        let mut words = [0; 8];
-        for (word_of, x) in words.iter_mut().zip(x) {
-            *word_of = word(x);
-            sum = sum.wrapping_add(*word_of);
-        }
-        for (plane, bytes) in transposed(words.map(with_signs)).into_iter().enumerate().take(B) {
-            (to.0[plane][2 * eight], to.0[plane][2 * eight + 1]) = (bytes as i32, (bytes >> 32) as i32);
-            sums[eight / 2][plane] += sum_of_bytes(bytes);
+    for (plane, bytes) in planes.iter().enumerate() {
+        for (half, bytes) in bytes.as_chunks::<{ GROUP / 2 }>().0.iter().enumerate() {
+            let eights = bytes.as_chunks().0;
+            sums[half][plane] = eights.iter().map(|&eight| sum_of_bytes(u64::from_le_bytes(eight))).sum();
         }
     }
+    let sum = (0..B).fold(0u64, |sum, plane| {
+        let digits = i64::from(sums[0][plane]) + i64::from(sums[1][plane]);
+        sum.wrapping_add(digits.cast_unsigned() << (8 * plane))
+    });
     let [first, second] = sums.map(joined);
+    let mut numbers = Numbers { sum: halves(sum).into(), ..NOTHING };
     for at in 0..JOINED {
         let both = first[at].wrapping_add(second[at]);
         numbers.zero8[at] = both.wrapping_mul(-8);
@@ -128,7 +129,7 @@ fn cut<const B: usize>(x: &[[u8; B]; GROUP], to: &mut Bytes<B>, numbers: &mut Nu
         numbers.zero128_halves[0][at] = first[at].wrapping_mul(-128);
         numbers.zero128_halves[1][at] = second[at].wrapping_mul(-128);
     }
-    numbers.sum = halves(sum).into();
+    numbers
 }
 
 /// Sums of planes, joined as `sums` joins them.
