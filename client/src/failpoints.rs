@@ -11,6 +11,8 @@ pub const PAD_FAILPOINTS: &[&str] = &[
     "client.pads_noted",
     "client.pad_read",
     "client.pad_erased",
+    "client.effects_read",
+    "client.effects_erased",
 ];
 
 #[cfg(test)]

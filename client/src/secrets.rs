@@ -15,8 +15,23 @@ use crate::error::CallError;
 /// The operating system gives no randomness.
 pub(crate) fn key() -> Result<Key, CallError> {
     let mut bytes = Zeroizing::new([0; KEY_BYTES]);
+    fill(&mut *bytes)?;
+    Ok(Key::new(&bytes))
+}
+
+/// So many of them.
+///
+/// # Errors
+/// As [`key`].
+pub(crate) fn keys(count: usize) -> Result<Vec<Key>, CallError> {
+    let mut bytes = Zeroizing::new(vec![0; count * KEY_BYTES]);
+    fill(&mut bytes)?;
+    Ok(bytes.as_chunks().0.iter().map(Key::new).collect())
+}
+
+fn fill(bytes: &mut [u8]) -> Result<(), CallError> {
     let mut filled = 0;
-    while filled < KEY_BYTES {
+    while filled < bytes.len() {
         match getrandom(&mut bytes[filled..], GetRandomFlags::empty()) {
             Ok(count) => filled += count,
             Err(rustix::io::Errno::INTR) => {}
@@ -25,7 +40,7 @@ pub(crate) fn key() -> Result<Key, CallError> {
             }
         }
     }
-    Ok(Key::new(&bytes))
+    Ok(())
 }
 
 /// From now on this process leaves no image of its memory behind when it crashes, and others of its user may not look into it.

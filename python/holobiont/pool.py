@@ -38,6 +38,8 @@ _HEAD = struct.Struct("<8sQ32sQ32s")
 _SHAPE = struct.Struct("<4I")
 _HASH_BYTES = 32
 _CHECK_BYTES = 16
+# Pads of a block of a file.
+_BLOCK = 64
 # Slots of the journal begin at a multiple of this.
 _ALIGN = 4096
 # Pads of a file that one generation of the journal burns, and burns at most: what is given up where a slot is broken.
@@ -154,30 +156,49 @@ class Pool:
         self._journal.commit(np.minimum(burnt + pads, np.maximum(made, burnt)))
 
     def _read(self, at: int, first: int, until: int) -> list[Pad]:
-        """Pads that are burnt already, which are erased."""
-        size, key = self._pad_bytes(at), hash_of(self._name(at).name.encode(), self._random)
-        data = os.pread(self._files[at], (until - first) * size, first * size)
-        pads = [self._parse(at, key, number, data[(number - first) * size :][:size]) for number in range(first, until)]
-        os.pwrite(self._files[at], bytes(len(data)), first * size)
-        return pads
+        """Pads that are burnt already, which are erased: keys before anything is made of them, as the rest."""
+        keys = self._parts(at, first, until, is_effect=False)
+        effects = self._parts(at, first, until, is_effect=True)
+        return [Pad(Draw(key, 0), np.frombuffer(effect, "<f4")) for key, effect in zip(keys, effects)]
 
-    def _parse(self, at: int, key: bytes, number: int, data: bytes) -> Pad:
-        body, check = data[:-_CHECK_BYTES], data[-_CHECK_BYTES:]
-        if hash_of(struct.pack("<Q", number) + body, key)[:_CHECK_BYTES] != check:
-            raise _broken(self._name(at), "a pad does not fit its hash")
-        return Pad(Draw(body[:KEY_BYTES], 0), np.frombuffer(body, "<f4", offset=KEY_BYTES))
+    def _parts(self, at: int, first: int, until: int, *, is_effect: bool) -> list[bytes]:
+        """The keys of pads, or what the site makes of them, which are erased."""
+        found: list[bytes] = []
+        size, key = self._part_bytes(at)[is_effect], hash_of(self._name(at).name.encode(), self._random)
+        for start in range(first, until):
+            if start > first and start % _BLOCK:
+                continue
+            end = min(until, (start // _BLOCK + 1) * _BLOCK)
+            place = self._place(at, start, is_effect)
+            data = os.pread(self._files[at], (end - start) * size, place)
+            for number in range(start, end):
+                part = data[(number - start) * size :][:size]
+                body, check = part[:-_CHECK_BYTES], part[-_CHECK_BYTES:]
+                if hash_of(struct.pack("<Q", 2 * number + is_effect) + body, key)[:_CHECK_BYTES] != check:
+                    raise _broken(self._name(at), "a pad does not fit its hash")
+                found.append(body)
+            os.pwrite(self._files[at], bytes(len(data)), place)
+        return found
 
     def _name(self, at: int) -> Path:
         return self.path / f"{at // 2:05}.{_word(at)}"
 
-    def _pad_bytes(self, at: int) -> int:
+    def _part_bytes(self, at: int) -> tuple[int, int]:
+        """Of a key and of an effect, with their checks."""
         shape = self.shapes[at // 2]
         effect_bytes = shape.columns * shape.backward_bytes if at % 2 else shape.outputs * shape.forward_bytes
-        return KEY_BYTES + effect_bytes + _CHECK_BYTES
+        return KEY_BYTES + _CHECK_BYTES, effect_bytes + _CHECK_BYTES
+
+    def _place(self, at: int, number: int, is_effect: bool) -> int:
+        """Where a part of a pad begins: in a block, all keys lie before all effects."""
+        sizes = self._part_bytes(at)
+        before = _BLOCK * sizes[0] if is_effect else 0
+        return number // _BLOCK * _BLOCK * sum(sizes) + before + number % _BLOCK * sizes[is_effect]
 
     def _opened_file(self, at: int, opened: contextlib.ExitStack) -> int:
         file = _open(self._name(at), opened)
-        if os.fstat(file).st_size < int(self._journal.made[at]) * self._pad_bytes(at):
+        made = int(self._journal.made[at])
+        if made and os.fstat(file).st_size < self._place(at, made - 1, True) + self._part_bytes(at)[1]:
             raise _broken(self._name(at), "it is shorter than the journal says")
         return file
 

@@ -33,11 +33,14 @@ def make_pool(path, executor, pads, commitment=None):
         for word, matrix in (("forward", weight.T), ("backward", weight)):
             name = f"{number:05}.{word}"
             key, data = blake3(name.encode(), key=random).digest(), b""
-            for pad in range(pads):
-                secret = secrets.token_bytes(32)
-                effect = Draw(secret, 0).rows(1, len(matrix), rooms[word]) @ matrix
-                body = secret + pack(effect, rooms[word]).tobytes()
-                data += body + blake3(struct.pack("<Q", pad) + body, key=key).digest()[:16]
+            made = [secrets.token_bytes(32) for _ in range(pads)]
+            for block in range(0, pads, 64):
+                keys, effects = b"", b""
+                for pad, secret in enumerate(made[block : block + 64], block):
+                    effect = pack(Draw(secret, 0).rows(1, len(matrix), rooms[word]) @ matrix, rooms[word]).tobytes()
+                    keys += secret + blake3(struct.pack("<Q", 2 * pad) + secret, key=key).digest()[:16]
+                    effects += effect + blake3(struct.pack("<Q", 2 * pad + 1) + effect, key=key).digest()[:16]
+                data += keys.ljust(64 * 48, b"\0") + effects
             (path / name).write_bytes(data)
     half = slot(GENERATION, [(0, pads)] * (2 * len(sites)))
     assert len(half) <= 4096

@@ -115,7 +115,7 @@ def test_the_journal_is_on_the_disk_before_a_pad_is_read(exact, pads, monkeypatc
     held = Pool(pads)
     said.clear()
     held.take(1, True, 1)
-    assert said == ["on the disk", "read"]
+    assert said == ["on the disk", "read", "read"], "its key, and what the site makes of it"
 
 
 def test_a_process_that_dies_amid_a_pad_leaves_none_to_use_twice(exact, pads):

@@ -6,15 +6,16 @@
 //! # Layout
 //!
 //! - this file: the route
-//! - [`pool`]: pads on a disk; `file`: those of a site; `journal`: which of them are gone; `manifest`: of which weights they are; `pad`: one of them
+//! - [`pool`]: pads on a disk; `file`: those of a site; `journal`: which of them are gone; `manifest`: of which weights they are; `shape`:
+//!   of which sites
 //! - [`maker`]: how they are made
 
 mod file;
 mod journal;
 pub mod maker;
 mod manifest;
-mod pad;
 pub mod pool;
+mod shape;
 
 use std::{
     fmt,
@@ -22,12 +23,12 @@ use std::{
 };
 
 use kernels::Modulus;
-use shmproto::layer::{Op, Source};
+use shmproto::layer::{Op, Source, draw};
 use zeroize::Zeroize as _;
 
 use self::{
     maker::Maker,
-    pool::{Pad, Pool, PoolError, Shape},
+    pool::{Pool, PoolError, Shape, Taken},
 };
 use super::{
     Direction,
@@ -72,7 +73,7 @@ impl Pads {
     }
 
     /// Pads that nobody had, for so many rows.
-    fn take(&self, ask: Ask, rows: usize, pads: &mut Vec<Pad>) -> Result<(), CallError> {
+    fn take(&self, ask: Ask, rows: usize) -> Result<Taken, CallError> {
         let direction = if ask.op == Op::Backward { Direction::Backward } else { Direction::Forward };
         let (site, rows) = (ask.site, rows as u64);
         let mut pool = self.pool();
@@ -81,16 +82,16 @@ impl Pads {
             let mut maker = maker.lock().unwrap_or_else(PoisonError::into_inner);
             maker.make(&mut pool, site, direction, lacking.max(FILLED_ROWS))?;
         }
-        Ok(pool.take(site, direction, rows, pads)?)
+        Ok(pool.take(site, direction, rows)?)
     }
 }
 
 /// A route with pads.
 pub(super) struct Padded {
     pads: Pads,
-    taken: Vec<Pad>,
     masked: Vec<f32>,
     answer: Vec<f32>,
+    effects: Vec<f32>,
 }
 
 impl fmt::Debug for Padded {
@@ -106,27 +107,45 @@ impl Padded {
         let commitment = super::commitment(&offers(session)?);
         let shapes = session.catalog().sites.iter().map(Shape::of).collect::<Option<Vec<_>>>();
         pads.pool().expect(&commitment, &shapes.unwrap_or_default())?;
-        Ok(Self { pads: pads.clone(), taken: Vec::new(), masked: Vec::new(), answer: Vec::new() })
+        let (masked, answer, effects) = (Vec::new(), Vec::new(), Vec::new());
+        Ok(Self { pads: pads.clone(), masked, answer, effects })
     }
 
-    /// Covers the rows `x` with pads that nobody had.
-    fn cover(&mut self, ask: Ask, modulus: Modulus, x: &[u64], width: usize) -> Result<(), CallError> {
-        self.taken.clear();
-        self.pads.take(ask, x.len() / width, &mut self.taken)?;
-        let masked = first(&mut self.masked, modulus.words(x.len()));
-        let rows = masked.chunks_mut(modulus.words(width)).zip(x.chunks(width));
-        for (pad, (row, x)) in self.taken.iter().zip(rows) {
-            pad.fill(row);
-            cover(modulus, row, x);
+    /// One attempt at some rows with pads that nobody had; false if it is worth another.
+    fn attempt(
+        &mut self,
+        session: &mut Session,
+        trial: &mut Trial,
+        (ask, modulus): (Ask, Modulus),
+        (x, rows): (&[u64], usize),
+        out: &mut [u64],
+    ) -> Result<bool, CallError> {
+        let Self { pads, masked, answer, effects } = self;
+        let taken = pads.take(ask, rows)?;
+        let (masked, answer) =
+            (first(masked, modulus.words(x.len())), first(answer, modulus.words(out.len())));
+        draw::fill_first(taken.keys(), masked);
+        cover(modulus, masked, x);
+        // While the executor computes: nobody needs them before.
+        let mut read = None;
+        let answered = session.attempt(trial, masked, answer, &mut || {
+            read = Some(pads.pool().effects(&taken, effects));
+        });
+        // Of rows that were not sent they are erased as well.
+        read.unwrap_or_else(|| pads.pool().effects(&taken, effects))?;
+        if !answered? {
+            return Ok(false);
         }
-        Ok(())
+        uncover(modulus, answer, effects, out);
+        Ok(true)
     }
 }
 
 impl Drop for Padded {
     fn drop(&mut self) {
-        self.masked.zeroize();
-        self.answer.zeroize();
+        for rows in [&mut self.masked, &mut self.answer, &mut self.effects] {
+            rows.zeroize();
+        }
     }
 }
 
@@ -146,25 +165,13 @@ impl Route for Padded {
         let (input, output) = session.words(ask)?;
         let none = CallError::Shape { site: ask.site.0, rows: 1, reason: "not one row is taken" };
         let most = session.rows_of_call(input + output).ok_or(none)?;
-        let (coming, going) = (input, output);
         let (input, output) = session.widths(ask)?;
         for (x, out) in x.chunks(most * input).zip(out.chunks_mut(most * output)) {
             let rows = x.len() / input;
             let mut trial = Trial::new(session, ask, rows, Source::Rows)?;
-            self.cover(ask, modulus, x, input)?;
-            loop {
-                let (masked, answer) = (&self.masked[..rows * coming], first(&mut self.answer, rows * going));
-                if session.attempt(&mut trial, masked, answer, &mut || {})? {
-                    break;
-                }
+            while !self.attempt(session, &mut trial, (ask, modulus), (x, rows), out)? {
                 trial.renew();
-                self.cover(ask, modulus, x, input)?;
             }
-            let answers = self.answer.chunks(going).zip(out.chunks_mut(output));
-            for (pad, (answer, row)) in self.taken.iter().zip(answers) {
-                uncover(modulus, answer, pad.effect(), row);
-            }
-            self.taken.clear();
         }
         Ok(())
     }

@@ -15,13 +15,15 @@ use client::{
     error::CallError,
     masking::{
         Direction::{self, Backward, Forward},
-        pads::pool::{Pad, Pool, PoolError},
+        pads::pool::{Pool, PoolError, Taken},
     },
 };
 use model::sites::SiteId;
 
 const MODEL: &str = "llama-tied";
 const SITE: SiteId = SiteId(0);
+/// A key and its check, of a pad in a file.
+const KEY_BYTES: usize = 32 + 16;
 
 /// A pool with pads for so many tokens.
 fn prepared(directory: &Path, tokens: u64, directions: &[Direction]) -> Pool {
@@ -30,9 +32,13 @@ fn prepared(directory: &Path, tokens: u64, directions: &[Direction]) -> Pool {
     pool
 }
 
-fn take(pool: &mut Pool, site: SiteId, direction: Direction, rows: u64) -> Result<Vec<Pad>, PoolError> {
-    let mut pads = Vec::new();
-    pool.take(site, direction, rows, &mut pads).map(|()| pads)
+/// Takes pads, and what the site makes of them.
+fn take(pool: &mut Pool, site: SiteId, direction: Direction, rows: u64) -> Result<Taken, PoolError> {
+    let taken = pool.take(site, direction, rows)?;
+    let mut effects = Vec::new();
+    pool.effects(&taken, &mut effects)?;
+    assert!(effects.iter().any(|&word| word.to_bits() != 0));
+    Ok(taken)
 }
 
 /// Whoever looks that no pad is used twice.
@@ -40,9 +46,9 @@ fn take(pool: &mut Pool, site: SiteId, direction: Direction, rows: u64) -> Resul
 struct Auditor(BTreeSet<[u8; 32]>);
 
 impl Auditor {
-    fn used(&mut self, pads: &[Pad]) {
-        for pad in pads {
-            assert!(self.0.insert(*pad.key().bytes()), "a pad was used twice");
+    fn used(&mut self, pads: &Taken) {
+        for key in pads.keys() {
+            assert!(self.0.insert(*key.bytes()), "a pad was used twice");
         }
     }
 }
@@ -115,17 +121,21 @@ fn pads_are_erased_before_they_are_used() {
     let mut pool = prepared(directory.path(), 9, &[Forward]);
     let file = directory.path().join("00000.forward");
     let before = fs::read(&file).unwrap();
-    let pads = take(&mut pool, SITE, Forward, 4).unwrap();
+    // Keys lie before effects, with sixteen bytes behind each.
+    let (effects, effect_bytes) = (64 * KEY_BYTES, (before.len() - 64 * KEY_BYTES) / 9);
+    let taken = pool.take(SITE, Forward, 4).unwrap();
     let after = fs::read(&file).unwrap();
-    let pad_bytes = before.len() / 9;
+    let keys = before.chunks(KEY_BYTES).zip(taken.keys());
+    assert_eq!(keys.filter(|(bytes, key)| bytes[..32] == *key.bytes()).count(), 4);
+    assert!(after[..4 * KEY_BYTES].iter().all(|&byte| byte == 0), "keys, before a row is covered");
+    assert_eq!(after[4 * KEY_BYTES..], before[4 * KEY_BYTES..]);
+    pool.effects(&taken, &mut Vec::new()).unwrap();
+    let after = fs::read(&file).unwrap();
     assert!(
-        before[..4 * pad_bytes]
-            .chunks(pad_bytes)
-            .zip(&pads)
-            .all(|(bytes, pad)| bytes[..32] == *pad.key().bytes())
+        after[effects..][..4 * effect_bytes].iter().all(|&byte| byte == 0),
+        "effects, before they are used"
     );
-    assert!(after[..4 * pad_bytes].iter().all(|&byte| byte == 0));
-    assert_eq!(after[4 * pad_bytes..], before[4 * pad_bytes..]);
+    assert_eq!(after[effects + 4 * effect_bytes..], before[effects + 4 * effect_bytes..]);
 }
 
 #[test]
@@ -148,14 +158,18 @@ fn what_is_broken_is_refused_by_name() {
     let directory = tempfile::tempdir().unwrap();
     let mut pool = prepared(directory.path(), 5, &[Forward]);
     let file = directory.path().join("00000.forward");
-    let pad_bytes = fs::metadata(&file).unwrap().len() / 5;
-    spoil(&file, pad_bytes + 40);
-    assert!(take(&mut pool, SITE, Forward, 1).is_ok());
-    let error = take(&mut pool, SITE, Forward, 1).unwrap_err();
-    assert!(matches!(&error, PoolError::Corrupt { path, .. } if *path == file), "{error}");
+    let (effects, length) = (64 * KEY_BYTES as u64, fs::metadata(&file).unwrap().len());
+    let effect_bytes = (length - effects) / 5;
+    // The key of the second, and the effect of the fourth.
+    for at in [KEY_BYTES as u64 + 7, effects + 3 * effect_bytes + 40] {
+        spoil(&file, at);
+        assert!(take(&mut pool, SITE, Forward, 1).is_ok());
+        let error = take(&mut pool, SITE, Forward, 1).unwrap_err();
+        assert!(matches!(&error, PoolError::Corrupt { path, .. } if *path == file), "{error}");
+    }
     assert!(take(&mut pool, SITE, Forward, 1).is_ok(), "the one behind it is whole");
     drop(pool);
-    fs::OpenOptions::new().write(true).open(&file).unwrap().set_len(3 * pad_bytes).unwrap();
+    fs::OpenOptions::new().write(true).open(&file).unwrap().set_len(length - 1).unwrap();
     assert!(matches!(Pool::open(directory.path()), Err(PoolError::Corrupt { .. })));
     spoil(&directory.path().join("manifest"), 50);
     let error = Pool::open(directory.path()).unwrap_err();
@@ -172,7 +186,7 @@ fn pads_that_were_being_written_when_the_process_ended_are_written_again() {
     let mut pool = Pool::open(directory.path()).unwrap();
     assert_eq!(pool.left(SITE, Forward), 2);
     maker(&tiny(MODEL), 1 << 30).prepare(&mut pool, 3, &[Forward], &mut |_, _| {}).unwrap();
-    assert_eq!(take(&mut pool, SITE, Forward, 5).unwrap().len(), 5);
+    assert_eq!(take(&mut pool, SITE, Forward, 5).unwrap().keys().len(), 5);
     assert!(matches!(take(&mut pool, SITE, Forward, 1), Err(PoolError::Empty { left: 0, wanted: 1, .. })));
 }
 

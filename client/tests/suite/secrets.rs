@@ -11,7 +11,7 @@ use crate::support::{
     ring::{maker, pool},
     tiny,
 };
-use client::masking::{Direction::Forward, pads::pool::Pad};
+use client::masking::{Direction::Forward, pads::pool::Taken};
 use model::sites::SiteId;
 use shmproto::layer::draw::{Draw, Key};
 
@@ -61,19 +61,18 @@ fn writable() -> Vec<Range<u64>> {
     maps.lines().filter_map(map).collect()
 }
 
-fn taken(directory: &Path) -> Vec<Pad> {
-    let (path, mut pads) = (tiny("llama-tied"), Vec::new());
+fn taken(directory: &Path) -> Taken {
+    let path = tiny("llama-tied");
     let mut pool = pool(&path, directory);
     maker(&path, 1 << 30).prepare(&mut pool, 3, &[Forward], &mut |_, _| {}).unwrap();
-    pool.take(SiteId(0), Forward, 3, &mut pads).unwrap();
-    pads
+    pool.take(SiteId(0), Forward, 3).unwrap()
 }
 
 #[test]
 fn keys_of_pads_are_overwritten_when_they_are_dropped() {
     let directory = tempfile::tempdir().unwrap();
     let pads = taken(directory.path());
-    let keys: Vec<_> = pads.iter().map(|pad| Remembered::of(pad.key().bytes())).collect();
+    let keys: Vec<_> = pads.keys().iter().map(|key| Remembered::of(key.bytes())).collect();
     assert!(found(&keys).iter().all(|&count| count > 0), "while they are needed they are there");
     drop(pads);
     assert_eq!(found(&keys), [0; 3], "no copy was left behind");

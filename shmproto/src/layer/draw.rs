@@ -101,22 +101,32 @@ impl Draw {
     /// # Panics
     /// If `width` is 0.
     pub fn fill(&self, skipped: u64, width: usize, out: &mut [f32]) {
-        self.stream(skipped, width, out);
-        overwrite_stack();
-    }
-
-    /// A function of its own: what it leaves on the stack is where [`overwrite_stack`] writes.
-    #[inline(never)]
-    fn stream(&self, skipped: u64, width: usize, out: &mut [f32]) {
         let first = self.first.wrapping_add(skipped);
         for (row, behind) in out.chunks_mut(width).zip(0..) {
-            let number = first.wrapping_add(behind).to_le_bytes();
-            let mut stream = ChaCha20Legacy::new(self.key.bytes().into(), &number.into());
-            // Words lie in memory as they travel, the lowest byte first.
-            row.fill(0.0);
-            stream.apply_keystream(bytemuck::cast_slice_mut(row));
+            keystream(&self.key, first.wrapping_add(behind), row);
         }
+        overwrite_stack();
     }
+}
+
+/// Makes row 0 of each key, as wide as all of `out` has room for.
+///
+/// # Panics
+/// If there is no key, or no room.
+pub fn fill_first(keys: &[Key], out: &mut [f32]) {
+    for (key, row) in keys.iter().zip(out.chunks_mut(out.len() / keys.len())) {
+        keystream(key, 0, row);
+    }
+    overwrite_stack();
+}
+
+/// Row `number` of a key. A function of its own: what it leaves on the stack is where [`overwrite_stack`] writes.
+#[inline(never)]
+fn keystream(key: &Key, number: u64, row: &mut [f32]) {
+    let mut stream = ChaCha20Legacy::new(key.bytes().into(), &number.to_le_bytes().into());
+    // Words lie in memory as they travel, the lowest byte first.
+    row.fill(0.0);
+    stream.apply_keystream(bytemuck::cast_slice_mut(row));
 }
 
 /// Zeros where a function that has returned kept its variables: a cipher overwrites itself, but not the copies it was moved from.

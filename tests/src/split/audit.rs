@@ -17,8 +17,9 @@ use shmproto::layer::{
 
 /// Numbers of a row that are looked at: another pad leaves all of them small once in 2^132 times; of five shorter ones, in 2^85.
 const LOOKED_AT: usize = 4;
-/// Bytes of a pad in a pool beside what its site makes of it: a key, and half a hash.
-const PAD_BYTES: usize = KEY_BYTES + 16;
+/// Pads of a block of a pool's file: keys first, and then what the site makes of them, with half a hash behind each.
+const BLOCK: usize = 64;
+const CHECK_BYTES: usize = 16;
 /// Slots of a journal begin at a multiple of this.
 const SLOT_BYTES: usize = 4096;
 
@@ -136,11 +137,11 @@ impl PoolAuditor {
         let marks = marks(&self.directory);
         for (shape, site) in pool.shapes().iter().zip(0_u32..) {
             let bytes = fs::read(self.directory.join(format!("{site:05}.forward"))).expect("its pads");
-            let pads = bytes
-                .chunks_exact(PAD_BYTES + 4 * shape.moduli[0].words(shape.outputs as usize))
-                .zip(0_u64..);
-            for (pad, number) in pads.take_while(|(_, number)| *number < marks[2 * site as usize].1) {
-                let key = *pad.first_chunk().expect("a key");
+            let effect_bytes = CHECK_BYTES + 4 * shape.moduli[0].words(shape.outputs as usize);
+            let blocks = bytes.chunks(BLOCK * (KEY_BYTES + CHECK_BYTES + effect_bytes));
+            let keys = blocks.flat_map(|block| block.chunks_exact(KEY_BYTES + CHECK_BYTES).take(BLOCK));
+            for (key, number) in keys.zip(0..marks[2 * site as usize].1) {
+                let key = *key.first_chunk().expect("a key");
                 if key != [0; KEY_BYTES] {
                     self.ledger.learn((site, false), PadName { key, row: 0 }, number);
                 }

@@ -8,10 +8,13 @@ use std::{
 
 use kernels::Modulus;
 use model::sites::{EvaluateSites, RingSite, Site, SiteId, SiteOp};
-use shmproto::layer::draw::{Draw, Key};
+use shmproto::layer::draw::{self, Key};
 use zeroize::Zeroizing;
 
-use super::pool::{Pool, PoolError, Shape};
+use super::{
+    file::Written,
+    pool::{Pool, PoolError, Shape},
+};
 use crate::{
     error::CallError,
     masking::{self, Direction, verify::evaluate},
@@ -23,7 +26,7 @@ use shmproto::layer::control::Ring;
 const CHUNK_ROWS: u64 = 64;
 
 /// Sites whose pads may be made and not yet written.
-const MADE_AHEAD: usize = 2;
+const MADE_AHEAD: usize = 32;
 
 /// Makes pads.
 pub struct Maker {
@@ -144,7 +147,8 @@ impl Maker {
     ) -> Result<(), CallError> {
         let shape = pool.shapes().get(site.0 as usize).copied();
         let shape = shape.ok_or(CallError::UnknownSite { site: site.0 })?;
-        self.pads(site, shape, direction, rows)?.add_to(pool)?;
+        let written = self.pads(site, shape, direction, rows)?.add_to(pool)?;
+        written.map_or(Ok(()), Written::sync)?;
         Ok(pool.publish()?)
     }
 
@@ -158,11 +162,9 @@ impl Maker {
     ) -> Result<Made, CallError> {
         let (input, output) = shape.words(direction);
         let rows = usize::try_from(rows).unwrap_or(usize::MAX);
-        let keys = (0..rows).map(|_| secrets::key()).collect::<Result<Vec<_>, _>>()?;
+        let keys = secrets::keys(rows)?;
         let mut numbers = Zeroizing::new(vec![0.0; rows * input]);
-        for (key, row) in keys.iter().zip(numbers.chunks_mut(input)) {
-            Draw { key: key.clone(), first: 0 }.fill(0, input, row);
-        }
+        draw::fill_first(&keys, &mut numbers);
         let mut effects = Zeroizing::new(vec![0.0; rows * output]);
         evaluate(&mut *self.base, (site, None), direction, &numbers, &mut effects)?;
         Ok(Made { site, direction, keys, effects })
@@ -178,7 +180,7 @@ struct Made {
 }
 
 impl Made {
-    fn add_to(&self, pool: &mut Pool) -> Result<(), PoolError> {
+    fn add_to(&self, pool: &mut Pool) -> Result<Option<Written>, PoolError> {
         pool.add(self.site, self.direction, &self.keys, &self.effects)
     }
 }
@@ -191,13 +193,26 @@ enum Step {
     Publish,
 }
 
-/// Does all steps, while the next ones are made.
+/// Does all steps, while the next ones are made, and while what was added before goes to the disk.
 fn write(pool: &mut Pool, steps: &Receiver<Step>) -> Result<(), PoolError> {
-    for step in steps {
-        match step {
-            Step::Add(made) => made.add_to(pool)?,
-            Step::Publish => pool.publish()?,
+    thread::scope(|scope| {
+        let (written, to_sync) = mpsc::channel::<Written>();
+        let (synced, outcomes) = mpsc::channel();
+        scope.spawn(move || to_sync.into_iter().try_for_each(|file| synced.send(file.sync())));
+        let mut on_the_way = 0;
+        for step in steps {
+            match step {
+                Step::Add(made) => {
+                    let added = made.add_to(pool)?.map(|file| written.send(file));
+                    on_the_way += usize::from(matches!(added, Some(Ok(()))));
+                }
+                Step::Publish => {
+                    outcomes.iter().take(on_the_way).collect::<Result<(), _>>()?;
+                    on_the_way = 0;
+                    pool.publish()?;
+                }
+            }
         }
-    }
-    Ok(())
+        Ok(())
+    })
 }

@@ -12,7 +12,7 @@ use std::{
 
 use kernels::Modulus;
 
-use super::pad::Shape;
+use super::shape::Shape;
 use crate::error::PoolError;
 
 /// Begins a manifest; the last letter is the version.

@@ -6,14 +6,16 @@
 //! 00012.forward       pads of site 12; `.backward` those of gradients
 //! ```
 //!
-//! Before a pad is used, the journal says that it is gone, and is on the disk; so that a process, or a machine, that dies loses what
+//! Before a pad is used, the journal says that it is gone, and is on the disk, and its key is erased there; so that a process, or a machine, that dies loses what
 //! it has burnt, and uses nothing twice; one that ends in order gives back what it has not taken. One process holds a pool. A copy of
 //! a pool is refused, because its original may be used too; no program can tell a disk that was put back to an earlier state: never do
 //! that to a pool.
 
 use std::{
+    fmt,
     fs::{self, DirBuilder, File, OpenOptions},
     io,
+    ops::Range,
     os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
 };
@@ -23,17 +25,36 @@ use rustix::fs::{FlockOperation, flock};
 use shmproto::layer::draw::Key;
 use zeroize::Zeroizing;
 
-pub use super::pad::{Pad, Shape};
+pub use super::shape::Shape;
 use super::{
-    file::PadFile,
+    file::{PadFile, Written},
     journal::{BURN_PADS, Journal, MAX_BURN_PADS, Mark},
     manifest::Manifest,
 };
 pub use crate::error::PoolError;
 use crate::masking::Direction;
 
-/// Most pads that are read together.
-const TAKEN_PADS: u64 = 16;
+/// Pads that were taken out of a pool: numbers that cover rows, once.
+pub struct Taken {
+    /// Of the pool's.
+    file: usize,
+    numbers: Range<u64>,
+    keys: Vec<Key>,
+}
+
+impl fmt::Debug for Taken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Taken").field("pads", &self.numbers).finish_non_exhaustive()
+    }
+}
+
+impl Taken {
+    /// What they are made from, each of them. It tells it from all others.
+    #[must_use]
+    pub fn keys(&self) -> &[Key] {
+        &self.keys
+    }
+}
 
 /// A pool that this process holds.
 #[derive(Debug)]
@@ -156,13 +177,7 @@ impl Pool {
     ///
     /// # Errors
     /// There are not so many, or the disk fails: then none is to be used.
-    pub fn take(
-        &mut self,
-        site: SiteId,
-        direction: Direction,
-        rows: u64,
-        pads: &mut Vec<Pad>,
-    ) -> Result<(), PoolError> {
+    pub fn take(&mut self, site: SiteId, direction: Direction, rows: u64) -> Result<Taken, PoolError> {
         let left = self.left(site, direction);
         let Some(at) = self.index(site, direction).filter(|_| left >= rows) else {
             let shapes = self.shapes.iter().map(|shape| [shape.columns as usize, shape.outputs as usize]);
@@ -173,18 +188,28 @@ impl Pool {
                 wanted: rows,
             });
         };
-        let end = self.next[at] + rows;
+        let (first, end) = (self.next[at], self.next[at] + rows);
+        let mut keys = Vec::new();
         while self.next[at] < end {
             let number = self.next[at];
             if number >= self.journal.marks[at].burnt {
                 self.burn(at, end - number)?;
             }
-            let until = end.min(self.journal.marks[at].burnt).min(number + TAKEN_PADS);
+            let until = end.min(self.journal.marks[at].burnt);
             // First: whatever becomes of them, they are not taken again.
             self.next[at] = until;
-            self.files[at].take(number..until, &mut self.room, pads)?;
+            self.files[at].take_keys(number..until, &mut self.room, &mut keys)?;
         }
-        Ok(())
+        Ok(Taken { file: at, numbers: first..end, keys })
+    }
+
+    /// Reads what the site makes of pads that were taken, as it travels, once: it is erased then.
+    ///
+    /// # Errors
+    /// The disk fails, or one does not fit its hash.
+    pub fn effects(&mut self, taken: &Taken, effects: &mut Vec<f32>) -> Result<(), PoolError> {
+        effects.clear();
+        self.files[taken.file].take_effects(taken.numbers.clone(), &mut self.room, effects)
     }
 
     /// Burns so many next pads of a file, or more, as far as one generation may, and the next ones of those in step with it, which
@@ -202,26 +227,26 @@ impl Pool {
         self.journal.commit().inspect_err(|_| self.journal.marks = before)
     }
 
-    /// Adds pads: keys, and what the site makes of their rows.
+    /// Adds pads: keys, and what the site makes of their rows. They may count once they are on the disk.
     pub(super) fn add(
         &mut self,
         site: SiteId,
         direction: Direction,
         keys: &[Key],
         effects: &[f32],
-    ) -> Result<(), PoolError> {
-        let Some(at) = self.index(site, direction) else { return Ok(()) };
+    ) -> Result<Option<Written>, PoolError> {
+        let Some(at) = self.index(site, direction) else { return Ok(None) };
         let mark = self.journal.marks[at];
         // Behind what was given up as well.
         let first = mark.made.max(mark.burnt);
         self.files[at].release(self.released[at]..self.next[at]);
         self.released[at] = self.next[at];
-        self.files[at].write(first, keys, effects)?;
+        let written = self.files[at].write(first, keys, effects)?;
         self.journal.marks[at] = Mark { made: first + keys.len() as u64, ..mark };
-        Ok(())
+        Ok(Some(written))
     }
 
-    /// What was added counts from now on.
+    /// What was added, and is on the disk, counts from now on.
     pub(super) fn publish(&mut self) -> Result<(), PoolError> {
         self.journal.commit()
     }

@@ -12,8 +12,8 @@ use crate::{
 /// Stretches of elements that lie on the desk at once: 96 KB of their digits.
 pub(super) const DEPTHS: usize = 24;
 
-/// A digit of 64 elements of sixteen columns: `[64 / 4, 16]` of four bytes, or `[16, 64 / 4]`.
-type Tile = [[[u8; 4]; LANES]; DEPTH / 4];
+/// A digit of 64 elements of sixteen columns: `[64 / 4, 16]` of four bytes, the first in the lowest bits, or `[16, 64 / 4]`.
+type Tile = [[u32; LANES]; DEPTH / 4];
 /// All digits of them.
 type Stretch = [Tile; WEIGHT_DIGITS];
 /// Sums of products, by places.
@@ -37,7 +37,7 @@ impl Desk {
     #[inline(always)]
     pub(super) fn new() -> Self {
         Self {
-            weights: [[[[[0; 4]; LANES]; DEPTH / 4]; WEIGHT_DIGITS]; DEPTHS],
+            weights: [[[[0; LANES]; DEPTH / 4]; WEIGHT_DIGITS]; DEPTHS],
             whole: [[0; LANES]; DEPTH],
             sums: [[[0; TILE_SUMS]; MAX_DIGITS]; 2],
             last: 0,
@@ -56,16 +56,23 @@ impl Desk {
     pub(super) fn cut(&mut self, depth: usize) {
         let Self { weights, whole, upper, .. } = self;
         let [first, second, third, fourth] = &mut weights[depth];
+        let mut bits = *upper;
         for row in 0..DEPTH / 4 {
+            // Copies: whether places overlap needs not be looked at.
+            let (four, mut digits) = (
+                [whole[4 * row], whole[4 * row + 1], whole[4 * row + 2], whole[4 * row + 3]],
+                [[0; LANES]; 4],
+            );
             for lane in 0..LANES {
-                let at = |i: usize| with_signs(whole[4 * row + i][lane]);
+                let at = |i: usize| with_signs(four[i][lane]);
                 let [a, b, c, d] = transposed([at(0), at(1), at(2), at(3)]);
-                (first[row][lane], second[row][lane]) = (a.to_le_bytes(), b.to_le_bytes());
-                (third[row][lane], fourth[row][lane]) = (c.to_le_bytes(), d.to_le_bytes());
-                upper[0][lane] |= c;
-                upper[1][lane] |= d;
+                (digits[0][lane], digits[1][lane], digits[2][lane], digits[3][lane]) = (a, b, c, d);
+                bits[0][lane] |= c;
+                bits[1][lane] |= d;
             }
+            (first[row], second[row], third[row], fourth[row]) = (digits[0], digits[1], digits[2], digits[3]);
         }
+        *upper = bits;
     }
 
     /// Cuts whole numbers on the desk, a lane being an element: those of a group of columns and of the `panel`th sixteen elements.
@@ -86,7 +93,11 @@ impl Desk {
                 for lane in 0..LANES {
                     bytes[lane] = (elements[lane] >> (8 * digit)) as u8;
                 }
-                tile[column % LANES][at..at + LANES / 4].copy_from_slice(bytes.as_chunks().0);
+                for (four, bytes) in
+                    tile[column % LANES][at..at + LANES / 4].iter_mut().zip(bytes.as_chunks().0)
+                {
+                    *four = u32::from_le_bytes(*bytes);
+                }
             }
         }
     }

@@ -1,54 +1,9 @@
-//! A pad, and the shape of a site that pads are of.
+//! The shape of a site that pads are of.
 
 use kernels::Modulus;
-use shmproto::layer::{
-    Op,
-    control::Site,
-    draw::{Draw, Key},
-};
-use zeroize::Zeroize as _;
+use shmproto::layer::{Op, control::Site};
 
 use crate::{masking::Direction, session::calls::ring_room};
-
-/// A pad: numbers that cover one row, once, and what the site makes of them. Overwritten when it is dropped.
-pub struct Pad {
-    key: Key,
-    effect: Vec<f32>,
-}
-
-impl std::fmt::Debug for Pad {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Pad(..)")
-    }
-}
-
-impl Pad {
-    pub(super) fn new(key: Key, effect: Vec<f32>) -> Self {
-        Self { key, effect }
-    }
-
-    /// Writes its numbers, as they travel.
-    pub(super) fn fill(&self, words: &mut [f32]) {
-        Draw { key: self.key.clone(), first: 0 }.fill(0, words.len().max(1), words);
-    }
-
-    /// What the site makes of them, as it travels.
-    pub(super) fn effect(&self) -> &[f32] {
-        &self.effect
-    }
-
-    /// Tells it from all others.
-    #[must_use]
-    pub fn key(&self) -> &Key {
-        &self.key
-    }
-}
-
-impl Drop for Pad {
-    fn drop(&mut self) {
-        self.effect.zeroize();
-    }
-}
 
 /// The shape of a site.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
