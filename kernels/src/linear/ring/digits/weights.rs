@@ -58,19 +58,16 @@ impl Desk {
         let [first, second, third, fourth] = &mut weights[depth];
         let mut bits = *upper;
         for row in 0..DEPTH / 4 {
-            // Copies: whether places overlap needs not be looked at.
-            let (four, mut digits) = (
-                [whole[4 * row], whole[4 * row + 1], whole[4 * row + 2], whole[4 * row + 3]],
-                [[0; LANES]; 4],
-            );
+            // Of its own: otherwise it is looked at each time whether places overlap.
+            let mut digits = [[0; LANES]; WEIGHT_DIGITS];
             for lane in 0..LANES {
-                let at = |i: usize| with_signs(four[i][lane]);
+                let at = |i: usize| with_signs(whole[4 * row + i][lane]);
                 let [a, b, c, d] = transposed([at(0), at(1), at(2), at(3)]);
                 (digits[0][lane], digits[1][lane], digits[2][lane], digits[3][lane]) = (a, b, c, d);
                 bits[0][lane] |= c;
                 bits[1][lane] |= d;
             }
-            (first[row], second[row], third[row], fourth[row]) = (digits[0], digits[1], digits[2], digits[3]);
+            [first[row], second[row], third[row], fourth[row]] = digits;
         }
         *upper = bits;
     }

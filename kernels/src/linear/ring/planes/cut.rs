@@ -112,15 +112,17 @@ fn numbers<const B: usize>(planes: &[[u8; GROUP]; B]) -> Numbers {
     let mut sums = [[0i32; B]; 2];
     for (plane, bytes) in planes.iter().enumerate() {
         for (half, bytes) in bytes.as_chunks::<{ GROUP / 2 }>().0.iter().enumerate() {
-            let eights = bytes.as_chunks().0;
-            sums[half][plane] = eights.iter().map(|&eight| sum_of_bytes(u64::from_le_bytes(eight))).sum();
+            for eight in bytes.as_chunks().0 {
+                sums[half][plane] += sum_of_bytes(u64::from_le_bytes(*eight));
+            }
         }
     }
-    let sum = (0..B).fold(0u64, |sum, plane| {
-        let digits = i64::from(sums[0][plane]) + i64::from(sums[1][plane]);
-        sum.wrapping_add(digits.cast_unsigned() << (8 * plane))
-    });
-    let [first, second] = sums.map(joined);
+    let mut sum = 0u64;
+    for plane in 0..B {
+        let of_plane = i64::from(sums[0][plane] + sums[1][plane]);
+        sum = sum.wrapping_add(of_plane.cast_unsigned() << (8 * plane));
+    }
+    let [first, second] = [joined(sums[0]), joined(sums[1])];
     let mut numbers = Numbers { sum: halves(sum).into(), ..NOTHING };
     for at in 0..JOINED {
         let both = first[at].wrapping_add(second[at]);
