@@ -5,7 +5,7 @@
 //! itself, out of the answer. `g W` is as linear as `x Wᵀ`, so gradients are covered in the same way, by noises of their
 //! own. Whoever keeps a log of the noises finds them again in the rows; the documentation says how.
 //!
-//! [`Cover::Pads`] and [`Cover::Shares`] are sound: rows are whole numbers modulo 2^64 and a pad that is uniform there is added to
+//! [`Cover::Pads`] and [`Cover::Shares`] are sound: rows are whole numbers modulo 2^48 or 2^64 and a pad that is uniform there is added to
 //! each, and never to another, so that what an executor sees is uniform whatever the rows are. Who can take pads away differs: this
 //! client alone, which computed their effects beforehand, or a second executor, which must not collude with the first. With or
 //! without a cover, every answer can be checked. All of these are [`Exact`]: the same bits with and without masking.

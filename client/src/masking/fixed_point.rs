@@ -1,8 +1,10 @@
 //! Rows of floats as whole numbers, and back.
 //!
 //! A row is taken as whole numbers times a power of two that is chosen for the row: as many bits of its largest number are kept
-//! as the weights leave room for. `y = x W` of such rows is exact modulo 2^64 and below 2^62 in magnitude, so that it is read as
+//! as the weights leave room for. `y = x W` of such rows is exact modulo 2^48 or 2^64, and two bits below that, so that it is read as
 //! a number with a sign without any doubt.
+
+use kernels::Modulus;
 
 /// Writes `row` as whole numbers below `2^bits` in magnitude, with a sign and modulo 2^64; returns the exponent of the power of two
 /// that they are multiples of. `None` if a number is not finite. It takes as long whatever finite numbers there are, but
@@ -33,17 +35,28 @@ fn exponent(largest: f32, bits: i32) -> i32 {
     if is_zero { 0 } else { exponent + i32::from(exceeds) }
 }
 
-/// Reads whole numbers with a sign, of which each stands for so many times `2^exponent`, rounded to the nearest float.
-pub(super) fn from_whole(whole: &[u64], exponent: i32, row: &mut [f32]) {
+/// Reads whole numbers with a sign, of which each stands for so many times `2^exponent`, rounded to the nearest float. They are what
+/// answers may be modulo `modulus`.
+pub(super) fn from_whole(modulus: Modulus, whole: &[u64], exponent: i32, row: &mut [f32]) {
     let unit = power_of_two(exponent);
-    for (x, &whole) in row.iter_mut().zip(whole) {
-        // Rounded once, to 24 bits; the product is exact, but where it is too small or too large for a float.
-        #[expect(clippy::cast_precision_loss, reason = "it is meant to be rounded")]
-        let rounded = whole.cast_signed() as f32;
-        #[expect(clippy::cast_possible_truncation, reason = "24 bits stay 24 bits")]
-        let scaled = (f64::from(rounded) * unit) as f32;
-        *x = scaled;
+    // Rounded once, to 24 bits; the product is exact, but where it is too small or too large for a float.
+    #[expect(clippy::cast_possible_truncation, reason = "24 bits stay 24 bits")]
+    let scaled = |rounded: f32| (f64::from(rounded) * unit) as f32;
+    let numbers = row.iter_mut().zip(whole);
+    #[expect(
+        clippy::cast_precision_loss,
+        clippy::cast_possible_truncation,
+        reason = "it is meant to be rounded"
+    )]
+    match modulus {
+        Modulus::Bits48 => numbers.for_each(|(x, &whole)| *x = scaled(wide(whole) as f32)),
+        Modulus::Bits64 => numbers.for_each(|(x, &whole)| *x = scaled(whole.cast_signed() as f32)),
     }
+}
+
+/// A number below 2^51 in magnitude, which a float of 64 bits holds: as [`rounded`] the other way, several at once on any processor.
+fn wide(whole: u64) -> f64 {
+    f64::from_bits(SHIFT.to_bits().wrapping_add(whole)) - SHIFT
 }
 
 /// The exponent of the largest power of two that is not above a positive finite number.
@@ -81,8 +94,28 @@ mod tests {
         let exponent = to_whole(row, bits, &mut whole).expect("all are finite");
         let most = whole.iter().map(|whole| whole.cast_signed().unsigned_abs()).max().unwrap_or(0);
         assert!(most < 1 << bits, "{row:?}: {most}");
-        from_whole(&whole, exponent, &mut back);
+        from_whole(Modulus::Bits64, &whole, exponent, &mut back);
         back
+    }
+
+    #[test]
+    fn answers_of_fewer_bits_are_read_as_those_of_many() {
+        let mut state = 1_i64;
+        let mut answers =
+            vec![0, 1, -1, (1 << 46) - 1, 1 - (1 << 46), (1 << 24) + 1, (1 << 25) + 2, (1 << 25) + 6];
+        for at in 0..1000 {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            answers.push(state >> (18 + at % 40));
+        }
+        let answers: Vec<u64> = answers.into_iter().map(i64::cast_unsigned).collect();
+        for exponent in [0, -30, -180, 100] {
+            let [few, many] = Modulus::ALL.map(|modulus| {
+                let mut row = vec![0.0; answers.len()];
+                from_whole(modulus, &answers, exponent, &mut row);
+                row.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+            });
+            assert_eq!(few, many, "{exponent}");
+        }
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::{fs, path::Path};
 
+use kernels::Modulus;
 use serde_json::Value;
 use shmproto::layer::draw::{Draw, Key};
 
@@ -43,7 +44,12 @@ fn rows_become_the_whole_numbers_that_exact_fractions_become_and_back() {
         let answers: Vec<u64> =
             list(&golden["answers"], Value::as_i64).into_iter().map(i64::cast_unsigned).collect();
         let mut back = vec![0.0; answers.len()];
-        from_whole(&answers, exponent + small::<i32>(&golden["weight_exponent"]).unwrap(), &mut back);
+        from_whole(
+            Modulus::Bits64,
+            &answers,
+            exponent + small::<i32>(&golden["weight_exponent"]).unwrap(),
+            &mut back,
+        );
         assert_eq!(bits(&back), bits(&floats(&golden["back"])), "{golden}");
     }
 }

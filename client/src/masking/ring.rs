@@ -207,7 +207,8 @@ impl Mask for Ring {
             verifying.check(place, x, y)?;
         }
         for ((row, whole), exponent) in out.chunks_mut(output).zip(y.chunks(output)).zip(&self.exponents) {
-            fixed_point::from_whole(whole, exponent.saturating_add(offer.weight_exponent), row);
+            let exponent = exponent.saturating_add(offer.weight_exponent);
+            fixed_point::from_whole(modulus, whole, exponent, row);
         }
         if let Some(bias) = self.bias(session, place, output)? {
             for row in out.chunks_mut(output) {

@@ -159,7 +159,7 @@ fn rows_become_whole_numbers_in_the_same_time_whatever_they_are() {
         random.numbers(WIDTH).into_iter().map(|number| (number.cast_signed() >> 2).cast_unsigned()).collect()
     };
     let t = compare("whole numbers as a row, zeros", &vec![0; WIDTH], answers, |y| {
-        from_whole(y, -40, black_box(&mut back));
+        from_whole(Modulus::Bits64, y, -40, black_box(&mut back));
     });
     assert_alike("an answer", t);
 }

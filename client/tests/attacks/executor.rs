@@ -43,7 +43,7 @@ impl Rows {
 /// Rows of whole numbers modulo a power of two, one after the other.
 #[derive(Debug, Clone)]
 pub(crate) struct Whole {
-    /// Which.
+    /// What numbers are taken modulo.
     pub(crate) modulus: Modulus,
     /// Numbers of a row.
     pub(crate) width: usize,

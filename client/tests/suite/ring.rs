@@ -70,7 +70,7 @@ fn prompts_and_answers_have_the_same_bits_in_every_exact_mode_and_those_of_the_l
                 let far = plain.iter().zip(&logits).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
                 let largest = plain.iter().fold(0.0f32, |most, x| most.max(x.abs()));
                 println!("{name}: {:.1e} of the largest logit", far / largest);
-                assert!(far < 2e-5 * largest, "{name}: {far}");
+                assert!(far < 1e-4 * largest, "{name}: {far}");
             }
         }
     }

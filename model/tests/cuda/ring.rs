@@ -92,7 +92,8 @@ fn on_device(weights: CudaWeights) -> CudaModel {
 
 /// Words that are no numbers as floats are among what comes back.
 fn evaluate(base: &mut dyn EvaluateSites, call: SiteCall, count: usize) -> Result<Vec<u32>, EvaluateError> {
-    let (input, output) = base.sites()[call.site.0 as usize].words(call).unwrap();
+    // Without such a path it is refused, whatever rows are like.
+    let (input, output) = base.sites()[call.site.0 as usize].words(call).unwrap_or((1, 1));
     let mut rows = Activations::default();
     rows.reshape(count, input);
     let mut state = 0x9e37_79b9_7f4a_7c15_u64 ^ u64::from(call.site.0);

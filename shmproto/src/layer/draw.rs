@@ -20,7 +20,7 @@ pub const DRAW_WORDS: usize = KEY_BYTES / 4 + 2;
 /// Bytes of them.
 pub const DRAW_BYTES: usize = 4 * DRAW_WORDS;
 
-/// Bytes of the stack that a cipher may leave its key in.
+/// Bytes of the stack that a cipher or a hash may leave a key in.
 const CIPHER_STACK: usize = 8 << 10;
 
 /// What rows are made from. Overwritten when it is dropped, and shown to nobody.
@@ -129,9 +129,10 @@ fn keystream(key: &Key, number: u64, row: &mut [f32]) {
     stream.apply_keystream(bytemuck::cast_slice_mut(row));
 }
 
-/// Zeros where a function that has returned kept its variables: a cipher overwrites itself, but not the copies it was moved from.
+/// Zeros where a function that has returned kept its variables: a cipher or a hash overwrites itself, if at all, but not the copies it
+/// was moved from.
 #[inline(never)]
-fn overwrite_stack() {
+pub fn overwrite_stack() {
     let mut stack = [0_u8; CIPHER_STACK];
     stack.zeroize();
     std::hint::black_box(&stack);

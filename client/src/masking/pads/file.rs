@@ -18,7 +18,7 @@ use std::{
 };
 
 use rustix::fs::{FallocateFlags, fallocate};
-use shmproto::layer::draw::{KEY_BYTES, Key};
+use shmproto::layer::draw::{KEY_BYTES, Key, overwrite_stack};
 use zeroize::Zeroizing;
 
 use crate::error::PoolError;
@@ -97,6 +97,8 @@ impl PadFile {
         }
     }
 
+    /// A function of its own: what it leaves on the stack, of keys as well, is overwritten by its callers.
+    #[inline(never)]
     fn check(&self, part: Part, number: u64, bytes: &[u8]) -> [u8; CHECK_BYTES] {
         let mut hasher = blake3::Hasher::new_keyed(&self.identity);
         let name = 2 * number + u64::from(part == Part::Effect);
@@ -136,6 +138,7 @@ impl PadFile {
             records.extend_from_slice(bytes);
             records.extend(self.check(part, number, bytes));
         }
+        overwrite_stack();
         let written = self.file.write_all_at(&records, self.place(part, first));
         written.map_err(|source| PoolError::io(&self.path, source))
     }
@@ -197,6 +200,7 @@ impl PadFile {
             fits &= self.check(part, number, bytes) == check;
             take(bytes);
         }
+        overwrite_stack();
         failpoint::pass(read);
         room.fill(0);
         self.file.write_all_at(room, at).map_err(failed)?;
