@@ -119,6 +119,7 @@ impl Padded {
         (ask, modulus): (Ask, Modulus),
         (x, rows): (&[u64], usize),
         out: &mut [u64],
+        meanwhile: &mut dyn FnMut(),
     ) -> Result<bool, CallError> {
         let Self { pads, masked, answer, effects } = self;
         let taken = pads.take(ask, rows)?;
@@ -130,6 +131,7 @@ impl Padded {
         let mut read = None;
         let answered = session.attempt(trial, masked, answer, &mut || {
             read = Some(pads.pool().effects(&taken, effects));
+            meanwhile();
         });
         // Of rows that were not sent they are erased as well.
         read.unwrap_or_else(|| pads.pool().effects(&taken, effects))?;
@@ -161,6 +163,7 @@ impl Route for Padded {
         modulus: Modulus,
         x: &[u64],
         out: &mut [u64],
+        meanwhile: &mut dyn FnMut(),
     ) -> Result<(), CallError> {
         let (input, output) = session.words(ask)?;
         let none = CallError::Shape { site: ask.site.0, rows: 1, reason: "not one row is taken" };
@@ -169,7 +172,7 @@ impl Route for Padded {
         for (x, out) in x.chunks(most * input).zip(out.chunks_mut(most * output)) {
             let rows = x.len() / input;
             let mut trial = Trial::new(session, ask, rows, Source::Rows)?;
-            while !self.attempt(session, &mut trial, (ask, modulus), (x, rows), out)? {
+            while !self.attempt(session, &mut trial, (ask, modulus), (x, rows), out, meanwhile)? {
                 trial.renew();
             }
         }

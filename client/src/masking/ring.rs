@@ -28,7 +28,7 @@ pub(super) trait Route: Send + fmt::Debug {
     fn mode(&self) -> &'static str;
 
     /// Takes the rows `x` through a site, where they travel modulo `modulus`: `out` is what a site makes of them. Both are numbers
-    /// with signs.
+    /// with signs. Does something else `meanwhile`, once for each time that rows are sent.
     ///
     /// # Errors
     /// The executor is gone, or refuses.
@@ -39,6 +39,7 @@ pub(super) trait Route: Send + fmt::Debug {
         modulus: Modulus,
         x: &[u64],
         out: &mut [u64],
+        meanwhile: &mut dyn FnMut(),
     ) -> Result<(), CallError>;
 }
 
@@ -61,11 +62,12 @@ impl Route for Bare {
         modulus: Modulus,
         x: &[u64],
         out: &mut [u64],
+        meanwhile: &mut dyn FnMut(),
     ) -> Result<(), CallError> {
         let sent = first(&mut self.sent, modulus.words(x.len()));
         let answer = first(&mut self.answer, modulus.words(out.len()));
         pack(modulus, x, sent);
-        session.call(ask, sent, answer)?;
+        session.call_beside(ask, sent, answer, meanwhile)?;
         unpack(modulus, answer, out);
         Ok(())
     }
@@ -81,6 +83,8 @@ pub(super) struct Ring {
     x: Vec<u64>,
     y: Vec<u64>,
     exponents: Vec<i32>,
+    /// What true answers come to.
+    foreseen: Vec<i128>,
 }
 
 impl fmt::Debug for Ring {
@@ -103,8 +107,9 @@ impl Ring {
         session: &Session,
     ) -> Result<Self, CallError> {
         offers(session)?;
-        let (biases, x, y, exponents) = (BTreeMap::new(), Vec::new(), Vec::new(), Vec::new());
-        Ok(Self { route, verifying, pad_rows, biases, x, y, exponents })
+        let (biases, x, y) = (BTreeMap::new(), Vec::new(), Vec::new());
+        let (exponents, foreseen) = (Vec::new(), Vec::new());
+        Ok(Self { route, verifying, pad_rows, biases, x, y, exponents, foreseen })
     }
 
     /// How many rows are sent for `count`.
@@ -202,9 +207,17 @@ impl Mask for Ring {
         self.convert(place, input, bits, rows, session)?;
         let sent = self.sent(count);
         let (x, y) = (&self.x[..sent * input], first(&mut self.y, sent * output));
-        self.route.call(session, ask, modulus, x, y)?;
-        if let Some(verifying) = &self.verifying {
-            verifying.check(place, x, y)?;
+        let (verifying, foreseen, mut is_foreseen) = (&self.verifying, &mut self.foreseen, false);
+        let mut foresee = || {
+            if let (Some(verifying), false) = (verifying, is_foreseen) {
+                verifying.foresee(place, x, foreseen);
+                is_foreseen = true;
+            }
+        };
+        self.route.call(session, ask, modulus, x, y, &mut foresee)?;
+        foresee();
+        if let Some(verifying) = verifying {
+            verifying.check(place, foreseen, y)?;
         }
         for ((row, whole), exponent) in out.chunks_mut(output).zip(y.chunks(output)).zip(&self.exponents) {
             let exponent = exponent.saturating_add(offer.weight_exponent);

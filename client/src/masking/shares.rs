@@ -88,9 +88,9 @@ impl Shares {
         session: &mut Session,
         trials: &mut [Trial; 2],
         modulus: Modulus,
-        x: &[u64],
+        (x, rows): (&[u64], usize),
         out: &mut [u64],
-        rows: usize,
+        meanwhile: &mut dyn FnMut(),
     ) -> Result<bool, CallError> {
         let draw = self.take(rows)?;
         let Self { second, masked, answer, effect, .. } = self;
@@ -99,12 +99,12 @@ impl Shares {
         let (answer, effect) = (first(answer, answered_words), first(effect, answered_words));
         let ([first_trial, second_trial], mut answered) = (trials, None);
         // The seed first: the second executor computes while the rows are covered here, and on their way to the first.
-        let mut meanwhile = || {
+        let mut first_meanwhile = || {
             draw.fill(0, masked.len() / rows, masked);
             cover(modulus, masked, x);
-            answered = Some(session.attempt(first_trial, masked, answer, &mut || {}));
+            answered = Some(session.attempt(first_trial, masked, answer, meanwhile));
         };
-        let seconded = second.attempt(second_trial, &*draw.to_words(), effect, &mut meanwhile)?;
+        let seconded = second.attempt(second_trial, &*draw.to_words(), effect, &mut first_meanwhile)?;
         if answered.transpose()? != Some(true) || !seconded {
             return Ok(false);
         }
@@ -133,6 +133,7 @@ impl Route for Shares {
         modulus: Modulus,
         x: &[u64],
         out: &mut [u64],
+        meanwhile: &mut dyn FnMut(),
     ) -> Result<(), CallError> {
         let (input, output) = session.words(ask)?;
         let most = |session: &Session| {
@@ -147,7 +148,7 @@ impl Route for Shares {
                 Trial::new(session, ask, rows, Source::Rows)?,
                 Trial::new(&self.second, ask, rows, Source::Draw)?,
             ];
-            while !self.attempt(session, &mut trials, modulus, x, out, rows)? {
+            while !self.attempt(session, &mut trials, modulus, (x, rows), out, meanwhile)? {
                 trials.iter_mut().for_each(Trial::renew);
             }
         }

@@ -4,7 +4,7 @@
 //! products for each number, where computing `y` again would take as many as there are weights. Numbers have signs, and nothing
 //! wraps around: `s` has as few bits as leave `v` below 2^62, and the sums have 128. So a wrong `y`, whatever it is, and whoever
 //! chose it without knowing `s`, passes one check with a probability below `2^-b` for `s` of `b` bits, 12 to 30. There are as many
-//! checks as bring that below `2^-48`: two for most sites. Where rows have fewer bits than `s`, `v` is computed from pieces of `s`.
+//! checks as bring that below `2^-48`: two for most sites. `x · v` is computed while the executor computes `y`. Where rows have fewer bits than `s`, `v` is computed from pieces of `s`.
 //! Answers modulo 2^64 would be weaker: an error in the highest bit alone vanishes at every even `s`.
 //!
 //! - [`file`]: the same in a file, for clients that have no copy of the weights at hand.
@@ -40,10 +40,14 @@ struct Check {
 }
 
 impl Check {
-    /// Whether `y` is what the weights make of `x`.
-    fn passes(&self, x: &[u64], y: &[u64]) -> bool {
-        let mut pairs = self.effect.chunks(x.len()).zip(self.secret.chunks(y.len()));
-        pairs.all(|(effect, secret)| product(x, effect) == product(y, secret))
+    /// What a true answer to the row `x` comes to with each secret.
+    fn foreseen(&self, x: &[u64]) -> impl Iterator<Item = i128> {
+        self.effect.chunks(x.len()).map(|effect| product(x, effect))
+    }
+
+    /// Whether the answer `y` comes to what was foreseen.
+    fn passes(&self, foreseen: &[i128], y: &[u64]) -> bool {
+        foreseen.iter().zip(self.secret.chunks(y.len())).all(|(sum, secret)| *sum == product(y, secret))
     }
 }
 
@@ -239,15 +243,29 @@ fn failed(_: EvaluateError) -> CallError {
 pub(super) struct Verifying(Arc<Verifier>);
 
 impl Verifying {
+    /// Writes what true answers to the rows `x` come to.
+    pub(super) fn foresee(&self, place: Place, x: &[u64], foreseen: &mut Vec<i128>) {
+        foreseen.clear();
+        if let Some(check) = self.of(place) {
+            let rows = x.chunks(check.effect.len() / check.checks);
+            rows.for_each(|x| foreseen.extend(check.foreseen(x)));
+        }
+    }
+
     /// # Errors
-    /// An answer is not what the weights make of its row.
-    pub(super) fn check(&self, place: Place, x: &[u64], y: &[u64]) -> Result<(), CallError> {
+    /// An answer does not come to what was foreseen of its row.
+    pub(super) fn check(&self, place: Place, foreseen: &[i128], y: &[u64]) -> Result<(), CallError> {
         let wrong = || CallError::Wrong { site: self.0.name(place.site) };
-        let known = self.0.sites.get(place.site.0 as usize).ok_or_else(wrong)?;
-        let check = &known.checks[place.direction as usize];
-        let (row, answer) = (check.effect.len() / check.checks, check.secret.len() / check.checks);
-        let mut answers = x.chunks(row).zip(y.chunks(answer));
-        if answers.all(|(x, y)| check.passes(x, y)) { Ok(()) } else { Err(wrong()) }
+        let check = self.of(place).ok_or_else(wrong)?;
+        let answers = y.chunks(check.secret.len() / check.checks);
+        let mut pairs = foreseen.chunks(check.checks).zip(answers.clone());
+        let are_all = foreseen.len() == check.checks * answers.len();
+        if are_all && pairs.all(|(sums, y)| check.passes(sums, y)) { Ok(()) } else { Err(wrong()) }
+    }
+
+    /// What answers are checked with there.
+    fn of(&self, place: Place) -> Option<&Check> {
+        self.0.sites.get(place.site.0 as usize).map(|known| &known.checks[place.direction as usize])
     }
 
     /// # Errors
@@ -280,16 +298,17 @@ mod tests {
         let y = WEIGHTS.map(|row| (row[0] * x[0] + row[1] * x[1]).cast_unsigned());
         let x = x.map(i64::cast_unsigned);
         let check = check();
-        assert!(check.passes(&x, &y));
+        let foreseen: Vec<i128> = check.foreseen(&x).collect();
+        assert!(check.passes(&foreseen, &y));
         for bit in 0..192 {
             let mut wrong = y;
             wrong[bit / 64] ^= 1 << (bit % 64);
-            assert!(!check.passes(&x, &wrong), "bit {bit}");
+            assert!(!check.passes(&foreseen, &wrong), "bit {bit}");
         }
         // Two errors that a check modulo 2^64 with odd or even numbers alone would let pass.
         let mut wrong = y;
         wrong[0] ^= 1 << 63;
         wrong[1] ^= 1 << 63;
-        assert!(!check.passes(&x, &wrong));
+        assert!(!check.passes(&foreseen, &wrong));
     }
 }

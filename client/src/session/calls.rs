@@ -58,6 +58,17 @@ impl Session {
     /// # Errors
     /// The executor is gone and does not come back, has no room, or refuses what is asked. `out` is undefined then.
     pub fn call(&mut self, ask: Ask, x: &[f32], out: &mut [f32]) -> Result<(), CallError> {
+        self.call_beside(ask, x, out, &mut || {})
+    }
+
+    /// The same, and does something else `meanwhile`, each time that rows are sent.
+    pub(crate) fn call_beside(
+        &mut self,
+        ask: Ask,
+        x: &[f32],
+        out: &mut [f32],
+        meanwhile: &mut dyn FnMut(),
+    ) -> Result<(), CallError> {
         let (input, output) = self.words(ask)?;
         let rows = x.len() / input;
         let shape = |reason| CallError::Shape { site: ask.site.0, rows, reason };
@@ -67,7 +78,7 @@ impl Session {
         let most = self.rows_of_call(input + output).ok_or_else(|| shape("not one row is taken"))?;
         for (x, out) in x.chunks(most * input).zip(out.chunks_mut(most * output)) {
             let mut trial = Trial::new(self, ask, x.len() / input, Source::Rows)?;
-            while !self.attempt(&mut trial, x, out, &mut || {})? {}
+            while !self.attempt(&mut trial, x, out, meanwhile)? {}
         }
         Ok(())
     }

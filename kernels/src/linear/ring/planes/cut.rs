@@ -118,9 +118,8 @@ fn numbers<const B: usize>(planes: &[[u8; GROUP]; B]) -> Numbers {
         }
     }
     let mut sum = 0u64;
-    for plane in 0..B {
-        let of_plane = i64::from(sums[0][plane] + sums[1][plane]);
-        sum = sum.wrapping_add(of_plane.cast_unsigned() << (8 * plane));
+    for (plane, (first, second)) in sums[0].iter().zip(&sums[1]).enumerate() {
+        sum = sum.wrapping_add(i64::from(first + second).cast_unsigned() << (8 * plane));
     }
     let [first, second] = [joined(sums[0]), joined(sums[1])];
     let mut numbers = Numbers { sum: halves(sum).into(), ..NOTHING };
