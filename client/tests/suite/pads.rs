@@ -171,7 +171,12 @@ fn what_is_broken_is_refused_by_name() {
     drop(pool);
     fs::OpenOptions::new().write(true).open(&file).unwrap().set_len(length - 1).unwrap();
     assert!(matches!(Pool::open(directory.path()), Err(PoolError::Corrupt { .. })));
-    spoil(&directory.path().join("manifest"), 50);
+    let manifest = directory.path().join("manifest");
+    spoil(&manifest, 7);
+    let error = Pool::open(directory.path()).unwrap_err();
+    assert!(error.to_string().contains("of another version"), "{error}");
+    spoil(&manifest, 7);
+    spoil(&manifest, 50);
     let error = Pool::open(directory.path()).unwrap_err();
     assert!(matches!(&error, PoolError::Corrupt { path, .. } if path.ends_with("manifest")), "{error}");
 }

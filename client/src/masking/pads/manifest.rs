@@ -69,6 +69,10 @@ impl Manifest {
             return Err(PoolError::corrupt(&name, "it is too long"));
         }
         let bytes = fs::read(&name).map_err(failed)?;
+        let (name_of_all, version) = MAGIC.split_at(MAGIC.len() - 1);
+        if bytes.strip_prefix(name_of_all).is_some_and(|rest| !rest.starts_with(version)) {
+            return Err(PoolError::corrupt(&name, "it is of another version"));
+        }
         Self::from_bytes(&bytes).ok_or_else(|| PoolError::corrupt(&name, "it does not fit its hash"))
     }
 
