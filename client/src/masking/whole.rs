@@ -5,6 +5,7 @@
 
 use kernels::Modulus;
 use shmproto::layer::{Op, Path, control};
+use zeroize::Zeroize;
 
 use crate::{
     error::CallError,
@@ -14,9 +15,11 @@ use crate::{
     },
 };
 
-/// The first `count` numbers of `room`, which is made larger where there are fewer: what it holds is another call's.
-pub(super) fn first<T: Copy + Default>(room: &mut Vec<T>, count: usize) -> &mut [T] {
+/// The first `count` numbers of `room`, which is made larger where there are fewer: what it holds is another call's, and is not left
+/// behind.
+pub(super) fn first<T: Copy + Default + Zeroize>(room: &mut Vec<T>, count: usize) -> &mut [T] {
     if room.len() < count {
+        room.zeroize();
         room.resize(count, T::default());
     }
     &mut room[..count]

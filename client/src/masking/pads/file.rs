@@ -69,6 +69,11 @@ impl PadFile {
         Ok(Self { file, path: path.to_owned(), identity, width })
     }
 
+    /// Words of 32 bits of an answer.
+    pub(super) fn width(&self) -> usize {
+        self.width
+    }
+
     /// Bytes of a pad.
     pub(super) fn pad_bytes(width: usize) -> u64 {
         record_bytes(Part::Key, width) + record_bytes(Part::Effect, width)
@@ -189,6 +194,7 @@ impl PadFile {
         let record_bytes = record_bytes(part, self.width);
         let bytes = usize::try_from((run.end - run.start) * record_bytes).unwrap_or(usize::MAX);
         if room.len() < bytes {
+            // It is zeros.
             room.resize(bytes, 0);
         }
         let (room, at) = (&mut room[..bytes], self.place(part, run.start));

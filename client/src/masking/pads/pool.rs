@@ -23,7 +23,7 @@ use std::{
 use model::sites::SiteId;
 use rustix::fs::{FlockOperation, flock};
 use shmproto::layer::draw::Key;
-use zeroize::Zeroizing;
+use zeroize::{Zeroize as _, Zeroizing};
 
 pub use super::shape::Shape;
 use super::{
@@ -208,8 +208,15 @@ impl Pool {
     /// # Errors
     /// The disk fails, or one does not fit its hash.
     pub fn effects(&mut self, taken: &Taken, effects: &mut Vec<f32>) -> Result<(), PoolError> {
+        let file = &self.files[taken.file];
+        let words = taken.keys.len() * file.width();
+        if effects.capacity() < words {
+            // None is left behind where there was not room enough.
+            effects.zeroize();
+            effects.reserve_exact(words);
+        }
         effects.clear();
-        self.files[taken.file].take_effects(taken.numbers.clone(), &mut self.room, effects)
+        file.take_effects(taken.numbers.clone(), &mut self.room, effects)
     }
 
     /// Burns so many next pads of a file, or more, as far as one generation may, and the next ones of those in step with it, which
