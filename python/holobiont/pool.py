@@ -165,9 +165,8 @@ class Pool:
         """The keys of pads, or what the site makes of them, which are erased."""
         found: list[bytes] = []
         size, key = self._part_bytes(at)[is_effect], hash_of(self._name(at).name.encode(), self._random)
-        for start in range(first, until):
-            if start > first and start % _BLOCK:
-                continue
+        behind = (first // _BLOCK + 1) * _BLOCK
+        for start in [first, *range(behind, until, _BLOCK)]:
             end = min(until, (start // _BLOCK + 1) * _BLOCK)
             place = self._place(at, start, is_effect)
             data = os.pread(self._files[at], (end - start) * size, place)

@@ -4,8 +4,9 @@
 //! products for each number, where computing `y` again would take as many as there are weights. Numbers have signs, and nothing
 //! wraps around: `s` has as few bits as leave `v` below 2^62, and the sums have 128. So a wrong `y`, whatever it is, and whoever
 //! chose it without knowing `s`, passes one check with a probability below `2^-b` for `s` of `b` bits, 12 to 30. There are as many
-//! checks as bring that below `2^-48`: two for most sites. `x · v` is computed while the executor computes `y`. Where rows have fewer bits than `s`, `v` is computed from pieces of `s`.
-//! Answers modulo 2^64 would be weaker: an error in the highest bit alone vanishes at every even `s`.
+//! checks as bring that below `2^-48`: two for most sites. `x · v` is computed while the executor
+//! computes `y`. Where rows have fewer bits than `s`, `v` is computed from pieces of `s`. Answers modulo 2^64 would be weaker: an error
+//! in the highest bit alone vanishes at every even `s`.
 //!
 //! - [`file`]: the same in a file, for clients that have no copy of the weights at hand.
 
@@ -171,19 +172,18 @@ fn check(
     secrets.fill(0, answer, bytemuck::cast_slice_mut(&mut secret));
     secrets.first += checks as u64;
     secret.iter_mut().for_each(|number| *number &= (1 << bits) - 1);
-    let (mut piece, mut part_of_effect) =
-        (Zeroizing::new(vec![0_u64; secret.len()]), vec![0_u64; effect.len()]);
-    let (mut x, mut out) = (
-        Zeroizing::new(vec![0.0; room.modulus.words(secret.len())]),
-        vec![0.0; room.modulus.words(effect.len())],
-    );
+    // Who knows effects knows secrets.
+    let [mut piece, mut part_of_effect] =
+        [secret.len(), effect.len()].map(|count| Zeroizing::new(vec![0_u64; count]));
+    let [mut x, mut out] =
+        [secret.len(), effect.len()].map(|count| Zeroizing::new(vec![0.0; room.modulus.words(count)]));
     for shift in (0..bits).step_by(room.bits as usize) {
         let mask = (1 << room.bits.min(bits - shift)) - 1;
         piece.iter_mut().zip(&secret).for_each(|(piece, secret)| *piece = u64::from(secret >> shift & mask));
         pack(room.modulus, &piece, &mut x);
         evaluate(base, (number, part), back, &x, &mut out)?;
         unpack(room.modulus, &out, &mut part_of_effect);
-        for (effect, part) in effect.iter_mut().zip(&part_of_effect) {
+        for (effect, part) in effect.iter_mut().zip(part_of_effect.iter()) {
             *effect = effect.wrapping_add(part.cast_signed().wrapping_shl(shift));
         }
     }

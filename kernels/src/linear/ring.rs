@@ -36,6 +36,16 @@ pub use modulus::Modulus;
 use super::part::{LinearPart, check_parts};
 use crate::{SumFrom, isa::Isa, pool::Pool};
 
+/// Calls a function for the bytes that numbers of a modulus have.
+macro_rules! with_bytes {
+    ($modulus:expr, $function:ident($($argument:expr),*)) => {
+        match $modulus {
+            Modulus::Bits48 => $function::<6>($($argument),*),
+            Modulus::Bits64 => $function::<8>($($argument),*),
+        }
+    };
+}
+
 /// Computes `parts`, which have no bias, for `rows` rows of `x` into rows of `out` of `stride` numbers, on all threads of `pool`.
 /// Outputs count in units of `2^exponent`, an exponent that is at least the [smallest](RingForm::smallest) of each matrix: with
 /// another they are not those of the weights.
@@ -55,14 +65,7 @@ pub fn linear_ring(
     out: &mut [u8],
     stride: usize,
 ) {
-    match modulus {
-        Modulus::Bits48 => {
-            forward::<6>(pool, isa, numbers(x), rows, parts, exponent, numbers_mut(out), stride)
-        }
-        Modulus::Bits64 => {
-            forward::<8>(pool, isa, numbers(x), rows, parts, exponent, numbers_mut(out), stride)
-        }
-    }
+    with_bytes!(modulus, forward(pool, isa, numbers(x), rows, parts, exponent, numbers_mut(out), stride));
 }
 
 #[allow(clippy::too_many_arguments, reason = "the shapes of one matrix product")]
@@ -109,14 +112,7 @@ pub fn linear_ring_by_words(
     out: &mut [u8],
     stride: usize,
 ) {
-    match modulus {
-        Modulus::Bits48 => {
-            by_words::<6>(pool, isa, numbers(x), rows, parts, exponent, numbers_mut(out), stride)
-        }
-        Modulus::Bits64 => {
-            by_words::<8>(pool, isa, numbers(x), rows, parts, exponent, numbers_mut(out), stride)
-        }
-    }
+    with_bytes!(modulus, by_words(pool, isa, numbers(x), rows, parts, exponent, numbers_mut(out), stride));
 }
 
 #[allow(clippy::too_many_arguments, reason = "the shapes of one matrix product")]
@@ -162,14 +158,7 @@ pub fn linear_ring_transposed(
     if from == SumFrom::Zero {
         out.fill(0);
     }
-    match modulus {
-        Modulus::Bits48 => {
-            backward::<6>(pool, isa, numbers(g), rows, stride, parts, exponent, numbers_mut(out))
-        }
-        Modulus::Bits64 => {
-            backward::<8>(pool, isa, numbers(g), rows, stride, parts, exponent, numbers_mut(out))
-        }
-    }
+    with_bytes!(modulus, backward(pool, isa, numbers(g), rows, stride, parts, exponent, numbers_mut(out)));
 }
 
 #[allow(clippy::too_many_arguments, reason = "the shapes of one matrix product")]
