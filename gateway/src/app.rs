@@ -25,6 +25,7 @@ use crate::{
     random::random_u64,
     runs::Runs,
     telemetry::Sinks,
+    tenant_memory::TenantMemory,
     training::Training,
     turns::Turns,
 };
@@ -33,8 +34,6 @@ use crate::{
 const INLINE_BYTES: usize = 4 * 1024;
 /// Bodies above that which are worked on at once, each on a thread that may block.
 pub(crate) const HEAVY_WORK: usize = 2;
-/// Large bodies held at once, from the first byte that is read to the end of the work on them.
-pub(crate) const LARGE_BODIES: usize = 32;
 
 /// What every handler shares.
 #[derive(Debug)]
@@ -67,6 +66,8 @@ pub struct App {
     pub origins: Origins,
     /// What connections may cost.
     pub connections: ConnectionLimits,
+    /// What requests keep in memory, by tenant.
+    pub memory: Arc<TenantMemory>,
     /// Adapters that are trained order by order.
     pub runs: Arc<Runs>,
     /// Responses that somebody may go on with.
@@ -77,8 +78,6 @@ pub struct App {
     pub instance: u64,
     /// What is told of adapters to who chooses among hosts.
     pub(crate) listing: Listing,
-    /// Permits for large bodies.
-    pub(crate) large_bodies: Arc<Semaphore>,
     draining: AtomicBool,
     /// Permits for work on a thread that may block.
     heavy: Arc<Semaphore>,
@@ -124,6 +123,8 @@ pub struct Parts {
     pub origins: Origins,
     /// Bounds on bodies, headers and times.
     pub connections: ConnectionLimits,
+    /// Nothing is kept yet.
+    pub memory: Arc<TenantMemory>,
     /// Adapters that are trained order by order.
     pub runs: Arc<Runs>,
 }
@@ -147,12 +148,12 @@ impl App {
             adapter_limits: parts.adapter_limits,
             origins: parts.origins,
             connections: parts.connections,
+            memory: parts.memory,
             runs: parts.runs,
             kept: Arc::new(Kept::default()),
             started: Instant::now(),
             instance: random_u64(),
             listing: Listing::default(),
-            large_bodies: Arc::new(Semaphore::new(LARGE_BODIES)),
             draining: AtomicBool::new(false),
             heavy: Arc::new(Semaphore::new(HEAVY_WORK)),
         }

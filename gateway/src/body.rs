@@ -1,8 +1,8 @@
 //! Reading a request's body: of the right type, not too long, and in time.
 //!
 //! A body that says it is too long is refused before any of it is read, one that turns out to be is refused when
-//! it passes the limit, and one that does not come in time is cut off. Only so many large ones are held at once: each
-//! has a permit from its first byte until it is dropped, wherever it has gone by then.
+//! it passes the limit, and one that does not come in time is cut off. A body counts to its tenant's memory from before its
+//! first byte is read until it is dropped, wherever it has gone by then.
 
 pub(crate) mod rest;
 
@@ -14,22 +14,16 @@ use axum::{
     http::header,
 };
 use http_body_util::LengthLimitError;
-use tokio::{sync::OwnedSemaphorePermit, time::timeout};
+use tokio::time::timeout;
 
-use crate::{
-    app::{App, LARGE_BODIES},
-    errors::ApiError,
-};
-
-/// Bodies that may be longer than this need a permit.
-const LARGE_BYTES: u64 = 256 * 1024;
+use crate::{app::App, caller::Caller, errors::ApiError, tenant_memory::Reservation};
 
 /// A body that says it is JSON, not longer than allowed. Browsers cannot send one to another site unasked.
 #[derive(Debug)]
 pub struct JsonBody {
     bytes: Bytes,
-    /// A large body's, given back when the bytes are.
-    _permit: Option<OwnedSemaphorePermit>,
+    /// Given back when the bytes are.
+    _memory: Reservation,
 }
 
 impl Deref for JsonBody {
@@ -85,35 +79,20 @@ async fn read(request: Request, app: &Arc<App>) -> Result<JsonBody, ApiError> {
     if !encoding.eq_ignore_ascii_case("identity") {
         return Err(ApiError::encoded(encoding));
     }
+    let caller = request.extensions().get::<Caller>().cloned();
+    let caller = caller.ok_or_else(|| ApiError::internal("a route was served without its guard"))?;
     let (body, limits) = (request.into_body(), &app.connections);
     if body.size_hint().lower() > limits.max_body_bytes as u64 {
         return Err(ApiError::too_large(limits.max_body_bytes));
     }
-    let _permit = permit(body.size_hint().upper(), app).await?;
+    let most = body.size_hint().upper().and_then(|bytes| usize::try_from(bytes).ok());
+    let most = most.unwrap_or(limits.max_body_bytes);
+    let mut memory = app.memory.reserve(&caller.tenant, most)?;
     let read = timeout(limits.body_timeout, axum::body::to_bytes(body, limits.max_body_bytes)).await;
     let read = read.map_err(|_| ApiError::body_timeout(limits.body_timeout))?;
     let bytes = read.map_err(|error| unreadable(&error, limits.max_body_bytes))?;
-    Ok(JsonBody { bytes, _permit })
-}
-
-/// The permit of a body of at most `bytes`, if that is known, once there is one. Nothing is read of those that wait, and
-/// their time has not begun.
-async fn permit(bytes: Option<u64>, app: &App) -> Result<Option<OwnedSemaphorePermit>, ApiError> {
-    if bytes.is_some_and(|bytes| bytes <= LARGE_BYTES) {
-        return Ok(None);
-    }
-    let permit = Arc::clone(&app.large_bodies).acquire_owned();
-    match timeout(app.connections.body_timeout, permit).await {
-        // The semaphore is never closed.
-        Ok(permit) => Ok(permit.ok()),
-        Err(_) => Err(ApiError::queue_full(
-            1,
-            format!(
-                "{LARGE_BODIES} bodies above {LARGE_BYTES} bytes are being read or worked on, which is the limit; try again \
-             shortly"
-            ),
-        )),
-    }
+    memory.resize(bytes.len())?;
+    Ok(JsonBody { bytes, _memory: memory })
 }
 
 /// Why a body did not come: it is too long, or not as HTTP has it, or its sender is gone and will not see the answer.

@@ -35,6 +35,7 @@ use crate::{
     executor::ExecutorLimits,
     executors::{Address, MAX_EXECUTORS},
     keys::{KeyFileError, Keys},
+    tenant_memory::MemoryLimits,
     turns::TurnLimits,
 };
 
@@ -274,6 +275,8 @@ fn check_sizes(args: &Args) -> Result<(), ConfigError> {
         ("target-delay-ms", args.admission.target_delay_ms, 1),
         ("delay-interval-ms", args.admission.delay_interval_ms, 1),
         ("max-body-bytes", connections.max_body_bytes.0, 1024),
+        ("memory-bytes", connections.memory_bytes.0, 1024),
+        ("tenant-memory-bytes", connections.tenant_memory_bytes.0, 1024),
         ("max-connections", connections.max_connections as u64, 1),
         ("header-timeout-ms", connections.header_timeout_ms, 1),
         ("body-timeout-ms", connections.body_timeout_ms, 1),
@@ -337,7 +340,11 @@ fn shared_keys(
 
 fn connections(args: &ConnectionArgs) -> ConnectionLimits {
     ConnectionLimits {
-        max_body_bytes: usize::try_from(args.max_body_bytes.0).unwrap_or(usize::MAX),
+        max_body_bytes: args.max_body_bytes.as_usize(),
+        memory: MemoryLimits {
+            tenant_bytes: args.tenant_memory_bytes.as_usize(),
+            total_bytes: args.memory_bytes.as_usize(),
+        },
         max_connections: args.max_connections,
         header_timeout: Duration::from_millis(args.header_timeout_ms),
         body_timeout: Duration::from_millis(args.body_timeout_ms),

@@ -3,7 +3,7 @@
 //! # Layout
 //!
 //! - [`config`], [`server`]: arguments checked, everything put together, served and shut down.
-//! - [`connections`]: how many there may be, and what each may cost.
+//! - [`connections`]: how many there may be, and what each may cost. [`tenant_memory`]: bytes that requests keep, by tenant.
 //! - [`routes`]: the one table of what is served and who may use it; [`auth`], [`keys`] and [`limits`] enforce it,
 //!   `origin` keeps other people's web pages out, [`request`] names and logs what comes, `body` reads it.
 //! - [`health`], [`pages`], [`notify`]: what probes, browsers and the service manager are told; `fleet`: whoever chooses among
@@ -72,6 +72,7 @@ pub mod routing;
 pub mod runs;
 pub mod server;
 pub mod telemetry;
+pub mod tenant_memory;
 pub mod text;
 mod thread;
 pub mod tinker;

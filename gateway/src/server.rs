@@ -25,6 +25,7 @@ use crate::{
     notify,
     runs::Runs,
     telemetry::{self, Sinks},
+    tenant_memory::TenantMemory,
     text,
     trainers::Trainers,
     training::{Training, TrainingError},
@@ -205,6 +206,7 @@ impl Gateway {
             adapter_limits: AdapterLimits::new(config.rates.per_adapter),
             origins: Origins { hosts: config.hosts, allowed: config.cors_origins },
             connections: config.connections,
+            memory: TenantMemory::new(config.connections.memory),
             runs: Arc::clone(&runs),
         }));
         let (phase, phases) = watch::channel(Phase::Serving);

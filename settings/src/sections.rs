@@ -163,6 +163,10 @@ sections! {
         shared_keys: bool, --"shared-keys" "BOOL", Is("false"), Gateway;
         /// Longest body of a request
         max_body_bytes: ByteCount, --"max-body-bytes" "BYTES", Is("8MiB"), Gateway;
+        /// Memory for what requests keep in the gateway (bodies, queued work, results nobody has fetched), all tenants together
+        memory_bytes: ByteCount, --"memory-bytes" "BYTES", Is("2GiB"), Gateway;
+        /// The part of it that one tenant may have; more is answered 429
+        tenant_memory_bytes: ByteCount, --"tenant-memory-bytes" "BYTES", Is("256MiB"), Gateway;
         /// Sequences that wait for their turn, the longest burst; more are answered 429
         max_sequences: u32, --"max-sequences" "N", Is("4096"), Gateway;
         /// How long the requests of a tenant may wait for their turn for any length of time

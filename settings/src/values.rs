@@ -12,6 +12,14 @@ pub const MAX_WORKERS: u8 = 64;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ByteCount(pub u64);
 
+impl ByteCount {
+    /// The count as a size in memory; what no memory holds is the largest there is.
+    #[must_use]
+    pub fn as_usize(self) -> usize {
+        usize::try_from(self.0).unwrap_or(usize::MAX)
+    }
+}
+
 impl FromStr for ByteCount {
     type Err = String;
 

@@ -178,6 +178,12 @@ pub struct ConnectionArgs {
     /// Longest body of a request
     #[arg(long, value_name = "N")]
     pub max_body_bytes: ByteCount,
+    /// Memory for what requests keep, all tenants together
+    #[arg(long, value_name = "N")]
+    pub memory_bytes: ByteCount,
+    /// The part of it that one tenant may have; more is answered with 429
+    #[arg(long, value_name = "N")]
+    pub tenant_memory_bytes: ByteCount,
     /// Most open connections; more are answered with 503
     #[arg(long, value_name = "N")]
     pub max_connections: usize,

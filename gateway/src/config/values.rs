@@ -5,7 +5,7 @@ use std::{path::PathBuf, time::Duration};
 use settings::{ReasoningParser, ToolCallParser};
 use tls::address::HostPort;
 
-use crate::limits::PerMin;
+use crate::{limits::PerMin, tenant_memory::MemoryLimits};
 
 /// What ends the process, beside SIGTERM and SIGINT.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,6 +66,8 @@ pub struct Rates {
 pub struct ConnectionLimits {
     /// Longest body of a request.
     pub max_body_bytes: usize,
+    /// Memory for what requests keep.
+    pub memory: MemoryLimits,
     /// Most open connections.
     pub max_connections: usize,
     /// Within this a request's header must come; also how long a connection may be idle.
@@ -97,6 +99,7 @@ impl Default for ConnectionLimits {
     fn default() -> Self {
         Self {
             max_body_bytes: 8 << 20,
+            memory: MemoryLimits::default(),
             max_connections: 1024,
             header_timeout: Duration::from_secs(10),
             body_timeout: Duration::from_secs(30),

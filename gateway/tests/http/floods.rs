@@ -11,6 +11,7 @@ use std::{
 
 use gateway::{
     lifecycle::LoadText,
+    tenant_memory::MemoryLimits,
     text::{ChatMessage, Decoder, Facts, Showing, Text, TextError},
 };
 use serde_json::{Value, json};
@@ -30,8 +31,8 @@ use crate::{
 const TEXT: &str = "/v1/completions";
 /// Bodies that are worked on at once, as `docs/SPECIFICATION.md` has it.
 const WORKED_ON: usize = 2;
-/// Large bodies that are held at once.
-const HELD: usize = 32;
+/// Bodies that a tenant's memory holds.
+const HELD: usize = 8;
 /// Long enough for what must not happen to happen.
 const WHILE: Duration = Duration::from_millis(300);
 
@@ -186,21 +187,25 @@ async fn push(address: SocketAddr, body: Arc<str>, taken: Arc<AtomicUsize>) {
 }
 
 #[tokio::test]
-async fn of_many_large_bodies_no_more_are_held_than_may_be_while_none_is_worked_on() {
+async fn a_tenant_whose_bodies_fill_its_memory_is_refused_until_they_are_worked_on() {
     let gate = Gate::closed();
     let text = &gate.0;
-    let harness = Harness::start_with_text(say("x"), gate.text(), |_| {}).await;
-    // More than the sockets of both sides hold.
     let body: Arc<str> = body(512 << 10).to_string().into();
+    let limits = MemoryLimits { tenant_bytes: HELD * body.len(), total_bytes: 1 << 30 };
+    let harness =
+        Harness::start_with_text(say("x"), gate.text(), |config| config.connections.memory = limits).await;
     let taken = Arc::new(AtomicUsize::new(0));
     let mut senders = JoinSet::new();
-    for _ in 0..100 {
+    for _ in 0..HELD {
         senders.spawn(push(harness.client.address(), Arc::clone(&body), Arc::clone(&taken)));
     }
     eventually("as many are held as may be", || taken.load(SeqCst) >= HELD).await;
     eventually("as many are worked on as may be", || text.entered() == WORKED_ON).await;
-    tokio::time::sleep(WHILE).await;
-    assert_eq!(taken.load(SeqCst), HELD, "bodies are parked without end");
+    let refused = harness.client.post(TEXT, &serde_json::from_str(&body).unwrap()).await;
+    assert_eq!((refused.status, &*refused.code()), (429, "memory_full"));
     text.open();
-    eventually("the others are read as soon as there is room", || taken.load(SeqCst) == 100).await;
+    eventually_async("the memory is given back", async || {
+        harness.client.post(TEXT, &serde_json::from_str(&body).unwrap()).await.status != 429
+    })
+    .await;
 }
