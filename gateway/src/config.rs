@@ -35,7 +35,6 @@ use crate::{
     executor::ExecutorLimits,
     executors::{Address, MAX_EXECUTORS},
     keys::{KeyFileError, Keys},
-    tenant_memory::MemoryLimits,
     turns::TurnLimits,
 };
 
@@ -249,7 +248,7 @@ impl TryFrom<Args> for Config {
             hosts: if args.callers.insecure { Hosts::Any } else { Hosts::Local },
             cors_origins: origins(&args.callers.cors_origins)?,
             rates,
-            connections: connections(&args.connections),
+            connections: (&args.connections).into(),
             routing: args.executors.routing,
             classes: args.callers.classes,
             turns: turns(&args.admission),
@@ -257,7 +256,7 @@ impl TryFrom<Args> for Config {
                 max_sequences: args.admission.max_sequences,
                 silence: Duration::from_millis(args.silence_ms),
             },
-            training: training(args.training),
+            training: args.training.into(),
             grace: Duration::from_millis(args.grace_ms),
             threads: args.threads,
             figures,
@@ -338,37 +337,12 @@ fn shared_keys(
     }
 }
 
-fn connections(args: &ConnectionArgs) -> ConnectionLimits {
-    ConnectionLimits {
-        max_body_bytes: args.max_body_bytes.as_usize(),
-        memory: MemoryLimits {
-            tenant_bytes: args.tenant_memory_bytes.as_usize(),
-            total_bytes: args.memory_bytes.as_usize(),
-        },
-        max_connections: args.max_connections,
-        header_timeout: Duration::from_millis(args.header_timeout_ms),
-        body_timeout: Duration::from_millis(args.body_timeout_ms),
-        stall_timeout: Duration::from_millis(args.stall_timeout_ms),
-    }
-}
-
 fn turns(args: &AdmissionArgs) -> TurnLimits {
     let delays = DelayLimits {
         target: Duration::from_millis(args.target_delay_ms),
         interval: Duration::from_millis(args.delay_interval_ms),
     };
     TurnLimits { max_sequences: args.max_sequences, delays, flood_share: args.flood_share.0 }
-}
-
-fn training(args: TrainingArgs) -> TrainingLimits {
-    TrainingLimits {
-        trainer_socket: args.trainer_socket.filter(|_| args.max_trainers != Some(0)),
-        tenant_jobs: args.tenant_jobs,
-        checkpoint_steps: args.checkpoint_steps,
-        max_file_bytes: args.max_training_file_bytes.0,
-        tenant_bytes: args.tenant_training_bytes.0,
-        tenant_state_bytes: args.tenant_state_bytes.0,
-    }
 }
 
 /// The key file that systemd handed over, if it did.

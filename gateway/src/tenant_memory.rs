@@ -8,7 +8,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use crate::{errors::ApiError, lock::lock};
+use crate::lock::lock;
 
 /// Limits on what requests may keep in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,12 +44,6 @@ pub enum MemoryFull {
     /// All tenants together have as much as there is.
     #[error("requests keep as much of this server's memory as they may (--memory-bytes); try again shortly")]
     Total,
-}
-
-impl From<MemoryFull> for ApiError {
-    fn from(full: MemoryFull) -> Self {
-        Self::busy("memory_full", full.to_string())
-    }
 }
 
 /// Counts what all tenants keep; see the module's description.

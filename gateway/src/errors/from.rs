@@ -5,7 +5,10 @@ use shmproto::message::{ErrorCode, WireError};
 use text::{chat::ChatError, chat_template::TemplateError};
 
 use super::ApiError;
-use crate::{executor::CallError, lifecycle::NotServing, limits::UsedUp, text::TextError, turns::Refused};
+use crate::{
+    executor::CallError, lifecycle::NotServing, limits::UsedUp, tenant_memory::MemoryFull, text::TextError,
+    turns::Refused,
+};
 
 impl From<WireError> for ApiError {
     fn from(error: WireError) -> Self {
@@ -92,5 +95,11 @@ impl From<NotServing> for ApiError {
 impl From<UsedUp> for ApiError {
     fn from(error: UsedUp) -> Self {
         Self::rate_limited(error.wait_s, error.to_string())
+    }
+}
+
+impl From<MemoryFull> for ApiError {
+    fn from(full: MemoryFull) -> Self {
+        Self::busy("memory_full", full.to_string())
     }
 }
