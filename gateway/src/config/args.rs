@@ -1,6 +1,6 @@
 //! The command line: every flag, its default and its environment variable.
 
-use std::{net::SocketAddr, path::PathBuf};
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use clap::Parser;
 use policy::routing::Policy;
@@ -8,7 +8,8 @@ use policy::routing::Policy;
 use settings::{ByteCount, LogFormat, ReasoningParser, ServiceClass, Share, ToolCallParser};
 use tls::address::NotHostPort;
 
-use super::values::{ExecutorPlace, NamedPlace, StartAdapter};
+use super::values::{ConnectionLimits, ExecutorPlace, NamedPlace, StartAdapter, TrainingLimits};
+use crate::tenant_memory::MemoryLimits;
 
 /// The gateway: OpenAI's HTTP API in front of a base-executor.
 #[derive(Debug, Clone, Parser)]
@@ -274,5 +275,34 @@ fn start_adapter(text: &str) -> Result<StartAdapter, String> {
             Ok(StartAdapter { name: name.to_owned(), path: PathBuf::from(path) })
         }
         _ => Err("expected NAME=DIR".to_owned()),
+    }
+}
+
+impl From<&ConnectionArgs> for ConnectionLimits {
+    fn from(args: &ConnectionArgs) -> Self {
+        Self {
+            max_body_bytes: args.max_body_bytes.as_usize(),
+            memory: MemoryLimits {
+                tenant_bytes: args.tenant_memory_bytes.as_usize(),
+                total_bytes: args.memory_bytes.as_usize(),
+            },
+            max_connections: args.max_connections,
+            header_timeout: Duration::from_millis(args.header_timeout_ms),
+            body_timeout: Duration::from_millis(args.body_timeout_ms),
+            stall_timeout: Duration::from_millis(args.stall_timeout_ms),
+        }
+    }
+}
+
+impl From<TrainingArgs> for TrainingLimits {
+    fn from(args: TrainingArgs) -> Self {
+        Self {
+            trainer_socket: args.trainer_socket.filter(|_| args.max_trainers != Some(0)),
+            tenant_jobs: args.tenant_jobs,
+            checkpoint_steps: args.checkpoint_steps,
+            max_file_bytes: args.max_training_file_bytes.0,
+            tenant_bytes: args.tenant_training_bytes.0,
+            tenant_state_bytes: args.tenant_state_bytes.0,
+        }
     }
 }

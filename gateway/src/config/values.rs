@@ -5,7 +5,6 @@ use std::{path::PathBuf, time::Duration};
 use settings::{ReasoningParser, ToolCallParser};
 use tls::address::HostPort;
 
-use super::args::{ConnectionArgs, TrainingArgs};
 use crate::{limits::PerMin, tenant_memory::MemoryLimits};
 
 /// What ends the process, beside SIGTERM and SIGINT.
@@ -94,35 +93,6 @@ pub struct TrainingLimits {
     pub tenant_bytes: u64,
     /// No more states are kept for a tenant whose states take so many bytes.
     pub tenant_state_bytes: u64,
-}
-
-impl From<&ConnectionArgs> for ConnectionLimits {
-    fn from(args: &ConnectionArgs) -> Self {
-        Self {
-            max_body_bytes: args.max_body_bytes.as_usize(),
-            memory: MemoryLimits {
-                tenant_bytes: args.tenant_memory_bytes.as_usize(),
-                total_bytes: args.memory_bytes.as_usize(),
-            },
-            max_connections: args.max_connections,
-            header_timeout: Duration::from_millis(args.header_timeout_ms),
-            body_timeout: Duration::from_millis(args.body_timeout_ms),
-            stall_timeout: Duration::from_millis(args.stall_timeout_ms),
-        }
-    }
-}
-
-impl From<TrainingArgs> for TrainingLimits {
-    fn from(args: TrainingArgs) -> Self {
-        Self {
-            trainer_socket: args.trainer_socket.filter(|_| args.max_trainers != Some(0)),
-            tenant_jobs: args.tenant_jobs,
-            checkpoint_steps: args.checkpoint_steps,
-            max_file_bytes: args.max_training_file_bytes.0,
-            tenant_bytes: args.tenant_training_bytes.0,
-            tenant_state_bytes: args.tenant_state_bytes.0,
-        }
-    }
 }
 
 impl Default for ConnectionLimits {
