@@ -3,7 +3,7 @@
 mod name;
 
 use std::{
-    num::NonZeroUsize,
+    num::{NonZeroU64, NonZeroUsize},
     path::{Path, PathBuf},
     str::FromStr,
 };
@@ -75,6 +75,9 @@ pub(crate) struct Args {
     /// Measurements of either side, in alternation.
     #[arg(long, default_value = "5", value_name = "N")]
     runs: NonZeroUsize,
+    /// Length of one measurement of `hostile` in seconds.
+    #[arg(long, default_value = "600", value_name = "S")]
+    seconds: NonZeroU64,
     /// Cores of `board`, if others than --threads: on a large machine workers have one each, as in the paper.
     #[arg(long, value_name = "N")]
     cores: Option<NonZeroUsize>,
@@ -137,6 +140,8 @@ pub(crate) struct Config {
     pub(crate) threads: usize,
     /// Measurements of either side.
     pub(crate) runs: usize,
+    /// Length of one measurement of `hostile`, in seconds.
+    pub(crate) seconds: u64,
     /// Cores of `board`.
     pub(crate) cores: usize,
     /// The cold starts' emulated link.
@@ -187,6 +192,7 @@ impl Args {
             requantized: self.requantized.unwrap_or_else(|| std::env::temp_dir().join("holobiont-bench")),
             threads: self.threads.get(),
             runs: self.runs.get(),
+            seconds: self.seconds.get(),
             cores: self.cores.unwrap_or(self.threads).get(),
             link: self.link,
             plot: self.plot,

@@ -1,8 +1,10 @@
 //! Tenants on one executor, for real: what four of them see beside a fifth that floods, what two get whose requests always
 //! wait, and whether the burst of one is served.
 //!
-//! [`tenants`]: a deployment that asks for keys, and who asks.
+//! [`tenants`]: a deployment that asks for keys, and who asks. [`hostile`]: what seven see beside one that sends [`attacks`].
 
+mod attacks;
+pub(crate) mod hostile;
 mod tenants;
 
 use std::time::Duration;
@@ -69,7 +71,7 @@ fn beside_a_flood(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
     let flooded = [moderate.clone(), vec![(FLOODING, FLOOD * each)]].concat();
     let measure = |asking: &[(&str, f64)], round| -> Result<Figures> {
         let tries = tenants.open(asking, Loop { settle: SETTLE, length: LENGTH }, round)?;
-        figures(&tries[..MODERATE.len()])
+        figures(&tries[..MODERATE.len()], LENGTH)
     };
     let [beside, alone] = alternate(
         config.runs,
@@ -92,10 +94,10 @@ fn beside_a_flood(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
     ])
 }
 
-fn figures(tries: &[Tries]) -> Result<Figures> {
+fn figures(tries: &[Tries], length: Duration) -> Result<Figures> {
     let tokens: usize = tries.iter().map(Tries::tokens).sum();
     let first_ms = tries.iter().flat_map(Tries::first_tokens_ms).collect();
-    Ok([tokens as f64 / LENGTH.as_secs_f64(), Samples::new(first_ms)?.quantile(0.99)])
+    Ok([tokens as f64 / length.as_secs_f64(), Samples::new(first_ms)?.quantile(0.99)])
 }
 
 fn burst(config: &Config, cores: &Cores) -> Result<Comparison> {

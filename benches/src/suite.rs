@@ -77,6 +77,7 @@ fn measure_alone(name: Name, config: &Config, cores: &Cores) -> Result<Vec<Compa
         Name::Executors => executors::run(config, cores),
         Name::PerfModel => perf_model::run(config, cores),
         Name::Fairness => fairness::run(config, cores),
+        Name::Hostile => fairness::hostile::run(config, cores),
         Name::Forecast => forecast::run(config, cores),
         Name::Fleet => fleet::run(config, cores),
         Name::Picker => picker::run(),

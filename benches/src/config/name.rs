@@ -59,6 +59,8 @@ pub(crate) enum Name {
     PerfModel,
     /// Tenants beside one that floods, and beside each other by their weights.
     Fairness,
+    /// Seven tenants beside one that attacks every door.
+    Hostile,
     /// Three executors of unequal speed, for real and as `holobiont simulate` forecasts.
     Forecast,
     /// Hosts behind Envoy that share a registry and a bucket, part by part.
@@ -96,7 +98,7 @@ pub(crate) enum Name {
 }
 
 impl Name {
-    pub(super) const EACH: [Self; 32] = [
+    pub(super) const EACH: [Self; 33] = [
         Self::Limits,
         Self::Decode,
         Self::Prefill,
@@ -123,6 +125,7 @@ impl Name {
         Self::Executors,
         Self::PerfModel,
         Self::Fairness,
+        Self::Hostile,
         Self::Picker,
         Self::Far,
         Self::Stream,

@@ -66,6 +66,8 @@ impl Tries {
 pub(super) struct Tenants {
     server: Holobiont,
     keys: Vec<(String, String)>,
+    /// The key of an administrator.
+    operator: String,
     requests: AtomicUsize,
     _folder: TempDir,
 }
@@ -84,7 +86,9 @@ impl Tenants {
     ) -> Result<Self> {
         let folder = tempfile::tempdir().context("no folder for a deployment")?;
         let (file, key_file) = (folder.path().join("deployment.toml"), folder.path().join("api-keys"));
-        let keys = names.iter().map(|name| Ok(((*name).to_owned(), new_key(&config.ours, name, &key_file)?)));
+        let key = |name: &str, role| new_key(&config.ours, name, role, &key_file);
+        let operator = key("operator", "admin")?;
+        let keys = names.iter().map(|name| Ok(((*name).to_owned(), key(name, "user")?)));
         let keys: Vec<(String, String)> = keys.collect::<Result<_>>()?;
         let text = format!(
             "[executor]\ncores = \"{}\"\n\n[gateway]\napi_key_file = \"{}\"\n\n{classes}",
@@ -100,10 +104,25 @@ impl Tenants {
         };
         let server = Holobiont::start_with(&installation, &[], &folder.path().join("up"), settings)?;
         server.warm_up(&(0..4).map(|number| job(WARM_UP_ROUND, number)).collect::<Vec<_>>())?;
-        Ok(Self { server, keys, requests: AtomicUsize::new(0), _folder: folder })
+        Ok(Self { server, keys, operator, requests: AtomicUsize::new(0), _folder: folder })
     }
 
-    fn key(&self, name: &str) -> Result<&str> {
+    /// Where it listens on this host.
+    pub(super) fn port(&self) -> u16 {
+        self.server.port()
+    }
+
+    /// Name of the base model.
+    pub(super) fn base(&self) -> &str {
+        self.server.dialect().of(Use::Base)
+    }
+
+    /// The key of an administrator.
+    pub(super) fn operator(&self) -> &str {
+        &self.operator
+    }
+
+    pub(super) fn key(&self, name: &str) -> Result<&str> {
         let found = self.keys.iter().find(|(tenant, _)| tenant == name);
         found.map(|(_, key)| key.as_str()).with_context(|| format!("'{name}' has no key"))
     }
@@ -199,8 +218,8 @@ fn job(round: usize, number: usize) -> Job {
 }
 
 /// A key of the tenant called `name`.
-fn new_key(binaries: &Path, name: &str, file: &Path) -> Result<String> {
+fn new_key(binaries: &Path, name: &str, role: &str, file: &Path) -> Result<String> {
     let mut command = Command::new(binaries.join("holobiont"));
-    command.args(["key", "add", name, "--requests-per-min", "0", "--file"]).arg(file);
+    command.args(["key", "add", name, "--role", role, "--requests-per-min", "0", "--file"]).arg(file);
     Ok(output_of(&mut command, KEY_LIMIT)?.trim().to_owned())
 }

@@ -118,7 +118,8 @@ impl Models {
         Ok(Self { base: (*base).to_owned(), ..self })
     }
 
-    fn of(&self, who: Use) -> &str {
+    /// What a model is called.
+    pub(crate) fn of(&self, who: Use) -> &str {
         match who {
             Use::Base => &self.base,
             Use::Adapter(index) => {
