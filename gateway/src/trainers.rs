@@ -40,22 +40,65 @@ impl Trainers {
         self.socket.as_ref().map(drop).ok_or(NoTrainer::Nowhere)
     }
 
-    /// Starts a trainer with these arguments. What it reads and says is the connection; it ends when that does.
+    /// Starts a trainer with these arguments. The connection is the trainer's stdin and stdout; the trainer ends with it.
     ///
     /// # Errors
-    /// Nobody answers. One that is refused a place says so itself, as its last line.
+    /// Nobody answers. A service that has no place for a trainer says so on the connection, in the line of a trainer that
+    /// failed.
     pub async fn start(&self, arguments: &[String]) -> Result<UnixStream, NoTrainer> {
         let socket = self.socket.as_ref().ok_or(NoTrainer::Nowhere)?;
         let request = Request { arguments: arguments.to_vec() };
         let request = serde_json::to_string(&request).unwrap_or_default() + "\n";
         let ask = async {
             let mut connection = UnixStream::connect(socket).await?;
-            connection.write_all(request.as_bytes()).await?;
-            Ok(connection)
+            match connection.write_all(request.as_bytes()).await {
+                // The service may have refused before it read the request; the refusal can still be read.
+                Err(error) if is_closed(&error) => Ok(connection),
+                written => written.map(|()| connection),
+            }
         };
         timeout(PATIENCE, ask)
             .await
             .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
             .map_err(NoTrainer::Unreachable)
+    }
+}
+
+/// Whether a write failed because the other end has closed the connection. What that end said before can still be read.
+pub(crate) fn is_closed(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::UnixListener;
+
+    use super::*;
+    use crate::runs::trainer::Trainer;
+
+    #[tokio::test]
+    async fn a_service_that_refuses_and_closes_before_it_reads_is_heard() {
+        const BUSY: &[u8] =
+            b"{\"event\":\"failed\",\"message\":\"all 1 trainers are busy\",\"exit\":\"unavailable\"}\n";
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("trainers");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let refuse = async move {
+            loop {
+                let (mut connection, _) = listener.accept().await.unwrap();
+                connection.write_all(BUSY).await.unwrap();
+            }
+        };
+        let service = tokio::spawn(refuse);
+        let trainers = Trainers::at(Some(socket));
+        // A request so long that the service has closed the connection before all of it is written.
+        let arguments = ["session".to_owned(), "a".repeat(4 << 20)];
+        for arguments in [&arguments[..1], &arguments[..]] {
+            let connection = trainers.start(arguments).await.unwrap();
+            let refused = Trainer::ready(connection).await.unwrap_err();
+            assert_eq!(refused.kind(), io::ErrorKind::ResourceBusy, "{refused}");
+            assert_eq!(refused.to_string(), "all 1 trainers are busy");
+        }
+        service.abort();
     }
 }

@@ -67,6 +67,23 @@ impl Order {
         let tokens = lengths.iter().try_fold(0usize, |sum, &length| sum.checked_add(length))?;
         tokens.checked_mul(2 + inputs.len()).filter(|&numbers| numbers <= MAX_NUMBERS)
     }
+
+    /// The order's line, with the newline at its end.
+    ///
+    /// # Errors
+    /// The line is longer than [`MAX_LINE_BYTES`]: a trainer that reads it would end.
+    pub fn line(&self) -> Result<Vec<u8>, Refusal> {
+        let mut line = serde_json::to_vec(self)
+            .map_err(|error| Refusal::server(format!("the order cannot be written as JSON: {error}")))?;
+        line.push(b'\n');
+        if line.len() <= MAX_LINE_BYTES {
+            return Ok(line);
+        }
+        Err(Refusal::user(format!(
+            "the request makes an order of {} bytes for the trainer, which takes {MAX_LINE_BYTES}: send fewer sequences at once",
+            line.len()
+        )))
+    }
 }
 
 /// The size of a LoRA.
@@ -203,6 +220,23 @@ mod tests {
         let failed: Answer =
             serde_json::from_str(r#"{"event":"failed","message":"busy","exit":"unavailable"}"#).unwrap();
         assert_eq!(failed, Answer::Failed { message: "busy".to_owned(), exit: BUSY.to_owned() });
+    }
+
+    #[test]
+    fn an_order_whose_line_a_trainer_would_not_take_has_none() {
+        let order = |sequences: usize| Order::ForwardBackward {
+            loss: "ppo".to_owned(),
+            options: BTreeMap::new(),
+            forward_only: false,
+            lengths: vec![1; sequences],
+            inputs: Vec::new(),
+        };
+        let line = order(1000).line().unwrap();
+        assert_eq!(serde_json::from_slice::<Order>(&line).unwrap(), order(1000));
+        assert_eq!(line.iter().position(|byte| *byte == b'\n'), Some(line.len() - 1));
+        let refused = order(MAX_LINE_BYTES).line().unwrap_err();
+        assert_eq!(refused.category, Category::User);
+        assert!(refused.message.contains(&MAX_LINE_BYTES.to_string()), "{}", refused.message);
     }
 
     #[test]

@@ -8,6 +8,8 @@ use tokio::{
 };
 use training_protocol::session::{Answer, BUSY, Done, MAX_LINE_BYTES, MAX_NUMBERS, Order, Refusal};
 
+use crate::trainers::is_closed;
+
 /// See the module's description.
 #[derive(Debug)]
 pub struct Trainer {
@@ -39,11 +41,17 @@ impl Trainer {
     /// # Errors
     /// The trainer is gone.
     pub async fn order(&mut self, order: &Order, numbers: &[u8]) -> Carried {
-        let mut line = serde_json::to_vec(order)?;
-        line.push(b'\n');
-        self.stream.write_all(&line).await?;
-        self.stream.write_all(numbers).await?;
-        self.stream.flush().await?;
+        let line = match order.line() {
+            Ok(line) => line,
+            Err(refusal) => return Ok(Err(refusal)),
+        };
+        let sent = self.send(&line, numbers).await;
+        if let Err(error) = sent
+            && !is_closed(&error)
+        {
+            return Err(error);
+        }
+        // A trainer that has ended says why in its last line, whether or not it has read the order.
         match self.answer().await? {
             Answer::Done(done) if done.numbers <= MAX_NUMBERS => {
                 let mut numbers = vec![0; done.numbers * size_of::<f32>()];
@@ -56,6 +64,12 @@ impl Trainer {
         }
     }
 
+    async fn send(&mut self, line: &[u8], numbers: &[u8]) -> io::Result<()> {
+        self.stream.write_all(line).await?;
+        self.stream.write_all(numbers).await?;
+        self.stream.flush().await
+    }
+
     async fn answer(&mut self) -> io::Result<Answer> {
         let mut line = Vec::new();
         (&mut self.stream).take(MAX_LINE_BYTES as u64).read_until(b'\n', &mut line).await?;
@@ -63,5 +77,20 @@ impl Trainer {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         Ok(serde_json::from_slice(&line)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_trainer_that_ends_without_reading_an_order_says_why_it_ended() {
+        let (near, mut far) = UnixStream::pair().unwrap();
+        let mut trainer = Trainer { stream: BufReader::new(near) };
+        far.write_all(b"{\"event\":\"failed\",\"message\":\"the executor is gone\"}\n").await.unwrap();
+        drop(far);
+        let ended = trainer.order(&Order::SaveState { directory: "d".into() }, &[0; 1 << 20]).await;
+        assert_eq!(ended.unwrap_err().to_string(), "the executor is gone");
     }
 }
