@@ -4,7 +4,8 @@
 //!
 //! - [`book`]: sessions, their models and samplers. [`desk`]: what one model is to do; [`worker`] does it, in the order of its
 //!   numbers.
-//! - [`trainer`]: orders to the process that learns. [`batch`]: sequences on their way there and back.
+//! - [`trainer`]: orders to the process that learns. [`batch`]: sequences on their way there and back; [`parts`]: how much a
+//!   request would take in memory.
 //! - [`promises`], [`outcome`]: requests whose answers are fetched later, and what comes of them.
 //! - [`saved`]: names of what is kept, and where; [`kept`]: what there is. [`wire`]: Tinker's messages in protobuf.
 //!
@@ -19,6 +20,7 @@ pub mod book;
 pub mod desk;
 pub mod kept;
 pub mod outcome;
+pub mod parts;
 pub mod promises;
 pub mod saved;
 pub mod trainer;

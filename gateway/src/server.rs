@@ -235,6 +235,12 @@ impl Gateway {
         })
     }
 
+    /// What requests keep in memory, by tenant.
+    #[must_use]
+    pub fn memory(&self) -> &TenantMemory {
+        &self.app.memory
+    }
+
     /// Serves until `stop` resolves or starting fails, then shuts down; at once if `hurry` resolves.
     pub async fn until(
         mut self,

@@ -71,9 +71,32 @@ impl TenantMemory {
     /// # Errors
     /// A limit would be passed; nothing is counted then.
     pub fn reserve(self: &Arc<Self>, tenant: &Arc<str>, bytes: usize) -> Result<Reservation, MemoryFull> {
-        let mut reservation = Reservation { memory: Arc::clone(self), tenant: Arc::clone(tenant), bytes: 0 };
-        reservation.resize(bytes)?;
-        Ok(reservation)
+        self.reserve_within(tenant, bytes, self.limits)
+    }
+
+    /// Counts like [`reserve`](Self::reserve) for work that waits for a request which is yet to come. A quarter of each limit
+    /// stays free, so that the request which is waited for still finds room.
+    ///
+    /// # Errors
+    /// Three quarters of a limit would be passed; nothing is counted then.
+    pub fn reserve_waiting(
+        self: &Arc<Self>,
+        tenant: &Arc<str>,
+        bytes: usize,
+    ) -> Result<Reservation, MemoryFull> {
+        let MemoryLimits { tenant_bytes, total_bytes } = self.limits;
+        let limits = MemoryLimits { tenant_bytes: tenant_bytes / 4 * 3, total_bytes: total_bytes / 4 * 3 };
+        self.reserve_within(tenant, bytes, limits)
+    }
+
+    fn reserve_within(
+        self: &Arc<Self>,
+        tenant: &Arc<str>,
+        bytes: usize,
+        limits: MemoryLimits,
+    ) -> Result<Reservation, MemoryFull> {
+        self.exchange(tenant, 0, bytes, limits)?;
+        Ok(Reservation { memory: Arc::clone(self), tenant: Arc::clone(tenant), bytes })
     }
 
     /// Bytes that `tenant` keeps.
@@ -88,16 +111,22 @@ impl TenantMemory {
         lock(&self.used).total
     }
 
-    /// Replaces `before` bytes of `tenant` by `after`.
-    fn exchange(&self, tenant: &Arc<str>, before: usize, after: usize) -> Result<(), MemoryFull> {
+    /// Replaces `before` bytes of `tenant` by `after`, within `limits`.
+    fn exchange(
+        &self,
+        tenant: &Arc<str>,
+        before: usize,
+        after: usize,
+        limits: MemoryLimits,
+    ) -> Result<(), MemoryFull> {
         let mut used = lock(&self.used);
         let own = used.by_tenant.get(tenant).copied().unwrap_or(0);
-        let (rest, limit) = (own - before, self.limits.tenant_bytes);
+        let (rest, limit) = (own - before, limits.tenant_bytes);
         if after > before {
             if after > limit.saturating_sub(rest) {
                 return Err(MemoryFull::Tenant { asked: after - before, used: own, limit });
             }
-            if after > self.limits.total_bytes.saturating_sub(used.total - before) {
+            if after > limits.total_bytes.saturating_sub(used.total - before) {
                 return Err(MemoryFull::Total);
             }
         }
@@ -120,6 +149,12 @@ pub struct Reservation {
 }
 
 impl Reservation {
+    /// Whose bytes they are.
+    #[must_use]
+    pub fn tenant(&self) -> &Arc<str> {
+        &self.tenant
+    }
+
     /// Bytes that are counted.
     #[must_use]
     pub fn bytes(&self) -> usize {
@@ -131,7 +166,7 @@ impl Reservation {
     /// # Errors
     /// More was asked for and a limit would be passed; the reservation is as it was then.
     pub fn resize(&mut self, bytes: usize) -> Result<(), MemoryFull> {
-        self.memory.exchange(&self.tenant, self.bytes, bytes)?;
+        self.memory.exchange(&self.tenant, self.bytes, bytes, self.memory.limits)?;
         self.bytes = bytes;
         Ok(())
     }
@@ -163,6 +198,17 @@ mod tests {
         drop((kept, other));
         assert_eq!((memory.used_by("alice"), memory.used()), (0, 0));
         assert!(lock(&memory.used).by_tenant.is_empty(), "tenants without bytes are forgotten");
+    }
+
+    #[test]
+    fn work_that_waits_leaves_room_for_what_it_waits_for() {
+        let (memory, alice, bob) = (memory(100, 160), "alice".into(), "bob".into());
+        let waiting = memory.reserve_waiting(&alice, 75).unwrap();
+        memory.reserve_waiting(&alice, 1).unwrap_err();
+        let next = memory.reserve(&alice, 25).unwrap();
+        assert_eq!(memory.reserve_waiting(&bob, 21).unwrap_err(), MemoryFull::Total);
+        drop((waiting, next));
+        assert_eq!(memory.used(), 0);
     }
 
     #[test]

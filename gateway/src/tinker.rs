@@ -2,10 +2,11 @@
 //!
 //! - [`sessions`]: who is there, and what they wait for.
 //! - [`training`]: models, and what is done with them.
-//! - [`sampling`]: what is sampled from them.
+//! - [`sampling`]: what is sampled from them; `sampled` is what comes of it.
 //! - [`checkpoints`]: what is kept of them.
 
 pub mod checkpoints;
+mod sampled;
 pub mod sampling;
 pub mod sessions;
 pub mod training;

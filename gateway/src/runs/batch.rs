@@ -14,6 +14,10 @@ use super::{
 
 /// What every loss needs.
 const TARGETS: &str = "target_tokens";
+/// Longest name of a loss, of an option and of an input, in bytes.
+const MAX_NAME_BYTES: usize = 64;
+/// Most options, and most inputs.
+const MAX_NAMES: usize = 16;
 
 /// An order to evaluate sequences, and their numbers.
 #[derive(Debug, Clone, PartialEq)]
@@ -33,24 +37,36 @@ impl Batch {
     /// It asks for what is not done here; it is said what.
     pub fn read(request: &ForwardBackwardRequest) -> Result<Self, Refusal> {
         let inputs = inputs(&request.data);
+        check_names("loss_fn", std::iter::once(request.loss_fn.as_str()))?;
+        check_names("loss_fn_inputs", inputs.iter().copied())?;
+        let options = options(request)?;
         let (mut numbers, mut lengths) = (Vec::new(), Vec::new());
         for (number, datum) in request.data.iter().enumerate() {
             let length = push(&mut numbers, datum, &inputs);
             lengths.push(length.map_err(|why| Refusal::user(format!("datum {number}: {why}")))?);
         }
+        numbers.shrink_to_fit();
         let order = Order::ForwardBackward {
             loss: request.loss_fn.clone(),
-            options: options(request)?,
+            options,
             forward_only: request.forward_only,
             lengths: lengths.clone(),
             inputs: inputs.into_iter().map(str::to_owned).collect(),
         };
-        if order.numbers().is_some() {
-            return Ok(Self { order, numbers, lengths });
+        if order.numbers().is_none() {
+            return Err(Refusal::user(format!(
+                "a request holds at most {MAX_NUMBERS} numbers: send fewer tokens at once"
+            )));
         }
-        Err(Refusal::user(format!(
-            "a request holds at most {MAX_NUMBERS} numbers: send fewer tokens at once"
-        )))
+        // A trainer would end if it read a longer line.
+        order.line()?;
+        Ok(Self { order, numbers, lengths })
+    }
+
+    /// Bytes that are kept of it until it is evaluated. What the trainer says of it takes no more.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.numbers.len() + 2 * size_of_val(&*self.lengths)
     }
 
     /// What the trainer says of it, for the client.
@@ -78,7 +94,7 @@ impl Batch {
             loss_fn_outputs: vec![record],
             metrics: done.metrics.into_iter().collect(),
         };
-        Outcome::Protobuf(prost::Message::encode_to_vec(&output))
+        Outcome::Protobuf(prost::Message::encode_to_vec(&output).into())
     }
 }
 
@@ -108,15 +124,37 @@ fn inputs(data: &[Datum]) -> Vec<&str> {
     names
 }
 
-fn options(request: &ForwardBackwardRequest) -> Result<BTreeMap<String, f64>, Refusal> {
-    if request.loss_fn_config_v2.is_empty() {
-        return Ok(request.loss_fn_config.clone().into_iter().collect());
+/// Refuses names that no loss has: each would be kept until the batch is evaluated.
+fn check_names<'a>(field: &str, names: impl Iterator<Item = &'a str>) -> Result<(), Refusal> {
+    for (number, name) in names.enumerate() {
+        if number >= MAX_NAMES {
+            return Err(Refusal::user(format!("'{field}' has more than {MAX_NAMES} names")));
+        }
+        if name.len() > MAX_NAME_BYTES {
+            return Err(Refusal::user(format!("a name in '{field}' is longer than {MAX_NAME_BYTES} bytes")));
+        }
     }
-    let number = |name: &String, value: &LossConfigValue| match value.value {
-        Some(LossConfig::Number(number)) => Ok((name.clone(), number)),
-        _ => Err(Refusal::user(format!("'{name}' in loss_fn_config must be a number"))),
+    Ok(())
+}
+
+fn options(request: &ForwardBackwardRequest) -> Result<BTreeMap<String, f64>, Refusal> {
+    let (older, newer) = (&request.loss_fn_config, &request.loss_fn_config_v2);
+    check_names("loss_fn_config", older.keys().chain(newer.keys()).map(String::as_str))?;
+    let number = |value: &LossConfigValue| match value.value {
+        Some(LossConfig::Number(number)) => Some(number),
+        _ => None,
     };
-    request.loss_fn_config_v2.iter().map(|(name, value)| number(name, value)).collect()
+    let options: Vec<(&String, Option<f64>)> = if newer.is_empty() {
+        older.iter().map(|(name, &value)| (name, Some(value))).collect()
+    } else {
+        newer.iter().map(|(name, value)| (name, number(value))).collect()
+    };
+    let finite = |(name, value): (&String, Option<f64>)| match value.filter(|value| value.is_finite()) {
+        Some(value) => Ok((name.clone(), value)),
+        // JSON, which the trainer is told options in, has no other numbers.
+        None => Err(Refusal::user(format!("'{name}' in loss_fn_config must be a finite number"))),
+    };
+    options.into_iter().map(finite).collect()
 }
 
 fn tokens(chunks: &[Chunk]) -> Result<Vec<u8>, String> {
@@ -247,5 +285,38 @@ mod tests {
             request.loss_fn_config_v2.insert("beta".to_owned(), word.clone());
         });
         assert!(message.contains("beta"));
+        let message = refused(&|request| {
+            request.loss_fn_config.insert("beta".to_owned(), f64::NAN);
+        });
+        assert!(message.contains("'beta'") && message.contains("finite"), "{message}");
+    }
+
+    #[test]
+    fn names_of_any_length_and_number_are_refused_in_few_words() {
+        let long = "a".repeat(8 << 20);
+        let refused = |change: &dyn Fn(&mut ForwardBackwardRequest)| {
+            let mut request = request();
+            change(&mut request);
+            let message = Batch::read(&request).unwrap_err().message;
+            assert!(message.len() < 200, "{} bytes", message.len());
+            message
+        };
+        assert!(refused(&|request| request.loss_fn.clone_from(&long)).contains("'loss_fn'"));
+        let option = refused(&|request| {
+            request.loss_fn_config.insert(long.clone(), 1.0);
+        });
+        assert!(option.contains("'loss_fn_config'"), "{option}");
+        let word = LossConfigValue { value: Some(LossConfig::Number(1.0)) };
+        let message = refused(&|request| drop(request.loss_fn_config_v2.insert(long.clone(), word.clone())));
+        assert!(message.contains("'loss_fn_config'"));
+        let many = refused(&|request| {
+            request.loss_fn_config.extend((0..=MAX_NAMES).map(|number| (number.to_string(), 0.0)));
+        });
+        assert!(many.contains("more than 16"), "{many}");
+        let input = refused(&|request| {
+            let weights = request.data[0].loss_fn_inputs.remove("weights").unwrap();
+            request.data[0].loss_fn_inputs.insert(long.clone(), weights);
+        });
+        assert!(input.contains("'loss_fn_inputs'"), "{input}");
     }
 }

@@ -10,10 +10,11 @@ use tokio::task::AbortHandle;
 
 use super::{
     desk::{Desk, Progress},
-    promises::lock,
     worker::{Means, Worker},
 };
-use crate::{clock::seconds_since_1970, errors::ApiError, random::random_u64};
+use crate::{
+    clock::seconds_since_1970, errors::ApiError, lock::lock, random::random_u64, tenant_memory::Reservation,
+};
 
 /// How long a session lives without a sign of it.
 const PATIENCE: Duration = Duration::from_secs(5 * 60);
@@ -23,6 +24,13 @@ const MAX_SESSIONS: usize = 256;
 const MAX_MODELS: usize = 16;
 /// Most samplers of a session.
 const MAX_SAMPLERS: usize = 16_384;
+
+/// Bytes that a session is counted with.
+pub const SESSION_BYTES: usize = 1024;
+/// Bytes that a model is counted with besides its work: its task and the buffers of its connection.
+pub const MODEL_BYTES: usize = 32 << 10;
+/// Bytes that a sampler is counted with besides the path that the client named.
+pub const SAMPLER_BYTES: usize = 1024;
 
 /// What stands between a session and a model's number.
 const TRAINED: &str = ":train:";
@@ -37,6 +45,8 @@ pub struct Model {
     /// What it is to do.
     pub desk: Arc<Desk>,
     worker: AbortHandle,
+    /// Given back when the model ends.
+    _memory: Reservation,
 }
 
 impl Drop for Model {
@@ -67,6 +77,8 @@ pub struct Sampler {
     pub model_path: Option<String>,
     /// The adapter; none is the base.
     pub adapter: Option<String>,
+    /// Given back when the sampler is forgotten.
+    pub memory: Reservation,
 }
 
 #[derive(Debug)]
@@ -75,6 +87,8 @@ struct Session {
     touched: Instant,
     models: HashMap<String, Arc<Model>>,
     samplers: HashMap<String, Arc<Sampler>>,
+    /// Given back when the session ends.
+    _memory: Reservation,
 }
 
 /// See the module's description.
@@ -82,12 +96,12 @@ struct Session {
 pub struct Book(Mutex<HashMap<String, Session>>);
 
 impl Book {
-    /// Begins a session, and gives its name.
+    /// Begins a session of the tenant whose `memory` it is counted to, and gives its name.
     ///
     /// # Errors
     /// The tenant has too many.
-    pub fn begin(&self, tenant: &Arc<str>) -> Result<String, ApiError> {
-        let mut sessions = lock(&self.0);
+    pub fn begin(&self, memory: Reservation) -> Result<String, ApiError> {
+        let (mut sessions, tenant) = (lock(&self.0), memory.tenant());
         if sessions.values().filter(|session| session.tenant == *tenant).count() >= MAX_SESSIONS {
             let message = format!(
                 "{MAX_SESSIONS} sessions are open, which is the limit; close some, or wait some minutes"
@@ -100,6 +114,7 @@ impl Book {
             touched: Instant::now(),
             models: HashMap::new(),
             samplers: HashMap::new(),
+            _memory: memory,
         };
         sessions.insert(id.clone(), session);
         Ok(id)
@@ -121,7 +136,7 @@ impl Book {
         self.with(id, tenant, |_| Ok(()))
     }
 
-    /// The model of this number, which works from now on.
+    /// The model of this number, which works from now on, of the tenant whose `memory` it is counted to.
     ///
     /// # Errors
     /// There is no such session, or it has too many.
@@ -129,10 +144,11 @@ impl Book {
         &self,
         session: &str,
         number: u64,
-        tenant: &Arc<str>,
+        memory: Reservation,
         means: &Means,
     ) -> Result<Arc<Model>, ApiError> {
-        self.with(session, tenant, |open| {
+        let tenant = Arc::clone(memory.tenant());
+        self.with(session, &tenant, |open| {
             let run = format!("{session}-{number}");
             if let Some(model) = open.models.get(&run) {
                 return Ok(Arc::clone(model));
@@ -145,7 +161,7 @@ impl Book {
             let desk = Arc::<Desk>::default();
             let worker = Worker {
                 desk: Arc::clone(&desk),
-                tenant: Arc::clone(tenant),
+                tenant: Arc::clone(&tenant),
                 model_id: id.clone(),
                 run: run.clone(),
                 means: means.clone(),
@@ -153,7 +169,7 @@ impl Book {
                 snapshots: VecDeque::new(),
             };
             let worker = tokio::spawn(worker.work()).abort_handle();
-            let model = Arc::new(Model { id, run: run.clone(), desk, worker });
+            let model = Arc::new(Model { id, run: run.clone(), desk, worker, _memory: memory });
             open.models.insert(run, Arc::clone(&model));
             Ok(model)
         })

@@ -9,16 +9,11 @@ use serde_json::Value;
 use tokio::sync::Notify;
 use training_protocol::session::{Adam, Lora, Refusal};
 
-use super::{
-    batch::Batch,
-    promises::{Promise, lock},
-};
-use crate::errors::ApiError;
+use super::{batch::Batch, outcome::Outcome, promises::Promise};
+use crate::{errors::ApiError, lock::lock};
 
-/// Pieces that a model may have waiting.
+/// Pieces of work that a model may have waiting. Their bytes count to their tenant's memory, in their promises.
 const MAX_WAITING: usize = 4096;
-/// Bytes of them.
-const MAX_WAITING_BYTES: usize = 256 << 20;
 
 /// A piece of work.
 #[derive(Debug)]
@@ -30,10 +25,12 @@ pub enum Work {
         /// Decides its first numbers.
         seed: u64,
     },
-    /// Begin, or go on, with what was kept.
+    /// Begin, or go on, with the state `tinker://RUN/weights/NAME`.
     Load {
-        /// As the client names it.
-        path: String,
+        /// The run that kept the state.
+        run: String,
+        /// The state's name.
+        name: String,
         /// The optimizer's numbers too.
         optimizer: bool,
     },
@@ -65,8 +62,14 @@ impl Work {
         matches!(self, Self::Create { .. } | Self::Load { .. })
     }
 
-    fn bytes(&self) -> usize {
-        if let Self::ForwardBackward(batch) = self { batch.numbers.len() } else { 0 }
+    /// Bytes that the piece keeps besides those that every promise is counted with, which cover names and small numbers.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        match self {
+            Self::ForwardBackward(batch) => batch.bytes(),
+            Self::Refused(refusal) => refusal.message.len(),
+            _ => 0,
+        }
     }
 }
 
@@ -91,38 +94,52 @@ pub struct Progress {
     pub loss: Option<f64>,
 }
 
+/// When a piece of work can be done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Turn {
+    /// As soon as the piece that is under way is done.
+    Next,
+    /// After pieces that have not come yet.
+    Later,
+}
+
 #[derive(Debug, Default)]
 struct Queue {
     /// The number whose turn it is.
     next: u64,
     waiting: BTreeMap<u64, (Work, Arc<Promise>)>,
-    bytes: usize,
+    /// Whether the session has ended: what still comes is refused.
+    is_closed: bool,
 }
 
 impl Desk {
-    /// Checks that a piece of this number can be taken.
+    /// Checks that a piece of this number can be taken, and says when its turn is.
     ///
     /// # Errors
     /// Too much is waiting, or the number has had its turn.
-    pub fn check(&self, seq: u64) -> Result<(), ApiError> {
+    pub fn check(&self, seq: u64) -> Result<Turn, ApiError> {
         let queue = lock(&self.queue);
         if seq < queue.next {
             let message = format!("seq_id {seq} was done before, and its result is not kept any more");
             return Err(ApiError::invalid("seq_id", message));
         }
-        // Whatever else waits, the one whose turn it is must get in.
-        let is_full = queue.waiting.len() >= MAX_WAITING || queue.bytes >= MAX_WAITING_BYTES;
-        if is_full && seq != queue.next {
+        // Whatever else waits, the piece whose turn it is must get in.
+        if seq == queue.next {
+            return Ok(Turn::Next);
+        }
+        if queue.waiting.len() >= MAX_WAITING {
             let message = "too many requests of this model wait for their turn; fetch some results first";
             return Err(ApiError::busy("model_queue_full", message));
         }
-        Ok(())
+        Ok(Turn::Later)
     }
 
-    /// Takes a piece in.
+    /// Takes a piece in; refuses it if the session has ended meanwhile.
     pub fn put(&self, seq: u64, work: Work, promise: Arc<Promise>) {
         let mut queue = lock(&self.queue);
-        queue.bytes += work.bytes();
+        if queue.is_closed {
+            return promise.keep(session_ended());
+        }
         queue.waiting.insert(seq, (work, promise));
         self.arrived.notify_one();
     }
@@ -147,11 +164,16 @@ impl Desk {
         }
     }
 
-    /// Puts all that waits away, and gives its promises.
-    pub(super) fn clear(&self) -> Vec<Arc<Promise>> {
-        let mut queue = lock(&self.queue);
-        queue.bytes = 0;
-        std::mem::take(&mut queue.waiting).into_values().map(|(_, promise)| promise).collect()
+    /// Refuses all that waits, and all that still comes: the session has ended.
+    pub(super) fn close(&self) {
+        let waiting = {
+            let mut queue = lock(&self.queue);
+            queue.is_closed = true;
+            std::mem::take(&mut queue.waiting)
+        };
+        for (_, promise) in waiting.into_values() {
+            promise.keep(session_ended());
+        }
     }
 
     fn take(&self) -> Option<(Work, Arc<Promise>)> {
@@ -159,18 +181,28 @@ impl Desk {
         let next = queue.next;
         let piece = queue.waiting.remove(&next)?;
         queue.next += 1;
-        queue.bytes -= piece.0.bytes();
         Some(piece)
     }
 }
 
+/// What becomes of work whose session has ended.
+pub(super) fn session_ended() -> Outcome {
+    Outcome::Failed(Refusal::server("the session of this model has ended"))
+}
+
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
-    use crate::runs::promises::{Made, Promises};
+    use crate::{
+        runs::promises::{Made, Promises},
+        tenant_memory::{MemoryLimits, TenantMemory},
+    };
 
     fn promise(id: &str) -> Arc<Promise> {
-        match Promises::default().make(id, &"alice".into()).unwrap() {
+        let memory = TenantMemory::new(MemoryLimits::default()).reserve(&"alice".into(), 0).unwrap();
+        match Promises::default().make(id, memory).unwrap() {
             Made::Now(promise) => promise,
             Made::Before => panic!("it is new"),
         }
@@ -204,6 +236,18 @@ mod tests {
             desk.put(seq, refused("later"), promise("p"));
         }
         assert_eq!(desk.check(MAX_WAITING as u64 + 1).unwrap_err().status().as_u16(), 429);
-        desk.check(0).unwrap();
+        assert_eq!(desk.check(0).unwrap(), Turn::Next);
+    }
+
+    #[tokio::test]
+    async fn a_piece_that_comes_when_the_session_has_ended_is_refused_as_those_that_wait_are() {
+        let (desk, waits, comes) = (Desk::default(), promise("waits"), promise("comes"));
+        desk.put(1, refused("1"), Arc::clone(&waits));
+        desk.close();
+        desk.put(2, refused("2"), Arc::clone(&comes));
+        for promise in [waits, comes] {
+            let outcome = promise.wait(Duration::ZERO).await.expect("an answer");
+            assert_eq!(*outcome, session_ended());
+        }
     }
 }

@@ -2,7 +2,7 @@
 
 use axum::{
     Json,
-    body::Body,
+    body::{Body, Bytes},
     http::{HeaderValue, Response, header},
     response::IntoResponse as _,
 };
@@ -28,17 +28,18 @@ pub enum Outcome {
     /// A result in JSON.
     Json(Value),
     /// A result in protobuf.
-    Protobuf(Vec<u8>),
+    Protobuf(Bytes),
     /// None.
     Failed(Refusal),
 }
 
 impl Outcome {
-    /// About how many bytes it takes.
+    /// Bytes that it takes besides those that every promise is counted with, which cover small results in JSON.
     #[must_use]
     pub fn bytes(&self) -> usize {
         match self {
-            Self::Json(_) | Self::Failed(_) => 256,
+            Self::Json(_) => 0,
+            Self::Failed(refusal) => refusal.message.len(),
             Self::Protobuf(bytes) => bytes.len(),
         }
     }

@@ -3,19 +3,23 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
 use tokio::sync::watch;
 
 use super::outcome::Outcome;
-use crate::errors::ApiError;
+use crate::{
+    errors::ApiError,
+    lock::lock,
+    tenant_memory::{MemoryFull, Reservation},
+};
 
 /// Most promises of a tenant.
 const MAX_PROMISES: usize = 8192;
-/// Most bytes of results that a tenant has not fetched.
-const MAX_BYTES: usize = 256 << 20;
+/// Bytes that a promise is counted with besides its work and its result: its names, its place, small numbers.
+pub const PROMISE_BYTES: usize = 2048;
 /// How long a result is kept that was fetched: its answer may have been lost.
 const KEPT_FETCHED: Duration = Duration::from_secs(60);
 /// How long one is kept that was not.
@@ -24,6 +28,9 @@ const KEPT: Duration = Duration::from_secs(15 * 60);
 /// A request whose answer is fetched later.
 #[derive(Debug)]
 pub struct Promise {
+    /// Bytes of the work until it is done, then of the result.
+    memory: Mutex<Reservation>,
+    /// Whose it is.
     tenant: Arc<str>,
     outcome: watch::Sender<Option<Arc<Outcome>>>,
     times: Mutex<Times>,
@@ -38,14 +45,30 @@ struct Times {
 }
 
 impl Promise {
-    /// Keeps it. A second outcome changes nothing.
+    /// Keeps it. A second outcome changes nothing. A result that does not fit the tenant's memory becomes a refusal.
     pub fn keep(&self, outcome: Outcome) {
         lock(&self.times).kept.get_or_insert_with(Instant::now);
         self.outcome.send_if_modified(|kept| {
             let is_first = kept.is_none();
-            kept.get_or_insert_with(|| Arc::new(outcome));
+            kept.get_or_insert_with(|| Arc::new(self.counted(outcome)));
             is_first
         });
+    }
+
+    /// The outcome, with its bytes in the place of the work's.
+    fn counted(&self, outcome: Outcome) -> Outcome {
+        match self.hold(outcome.bytes()) {
+            Ok(()) => outcome,
+            Err(full) => Outcome::Failed(ApiError::from(full).into()),
+        }
+    }
+
+    /// Counts `bytes` of work or of a result in the place of what was counted before.
+    ///
+    /// # Errors
+    /// They do not fit the tenant's memory; what was counted before stays.
+    pub fn hold(&self, bytes: usize) -> Result<(), MemoryFull> {
+        lock(&self.memory).resize(PROMISE_BYTES + bytes)
     }
 
     /// Says what it waits for.
@@ -66,10 +89,6 @@ impl Promise {
         let outcome = kept.ok()?.ok()?.clone();
         lock(&self.times).fetched.get_or_insert_with(Instant::now);
         outcome
-    }
-
-    fn bytes(&self) -> usize {
-        self.outcome.borrow().as_ref().map_or(0, |outcome| outcome.bytes())
     }
 
     fn is_over(&self, now: Instant) -> bool {
@@ -94,25 +113,24 @@ pub enum Made {
 }
 
 impl Promises {
-    /// A promise of this name.
+    /// A promise of this name, of the tenant whose `memory` its work is counted to.
     ///
     /// # Errors
     /// The tenant has too many.
-    pub fn make(&self, id: &str, tenant: &Arc<str>) -> Result<Made, ApiError> {
-        let mut all = lock(&self.0);
-        if all.get(id).is_some_and(|promise| promise.tenant == *tenant) {
+    pub fn make(&self, id: &str, memory: Reservation) -> Result<Made, ApiError> {
+        let (mut all, tenant) = (lock(&self.0), Arc::clone(memory.tenant()));
+        if all.get(id).is_some_and(|promise| promise.tenant == tenant) {
             return Ok(Made::Before);
         }
-        let own = all.values().filter(|promise| promise.tenant == *tenant);
-        let (count, bytes) = own.fold((0, 0), |(count, bytes), own| (count + 1, bytes + own.bytes()));
-        if count >= MAX_PROMISES || bytes >= MAX_BYTES {
-            let message = format!(
-                "{count} requests with {bytes} bytes of results wait to be fetched; fetch some before you send more"
-            );
+        let count = all.values().filter(|promise| promise.tenant == tenant).count();
+        if count >= MAX_PROMISES {
+            let message =
+                format!("{count} requests wait to be done or fetched; fetch some before you send more");
             return Err(ApiError::busy("too_many_futures", message));
         }
         let promise = Arc::new(Promise {
-            tenant: Arc::clone(tenant),
+            memory: Mutex::new(memory),
+            tenant,
             outcome: watch::Sender::new(None),
             times: Mutex::default(),
             reason: Mutex::default(),
@@ -134,7 +152,43 @@ impl Promises {
     }
 }
 
-/// Every lock guards a value that is whole between two statements.
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+#[cfg(test)]
+mod tests {
+    use training_protocol::session::Refusal;
+
+    use super::*;
+    use crate::tenant_memory::{MemoryLimits, TenantMemory};
+
+    fn made(promises: &Promises, memory: &Arc<TenantMemory>, bytes: usize) -> Arc<Promise> {
+        let memory = memory.reserve(&"alice".into(), PROMISE_BYTES + bytes).unwrap();
+        match promises.make("p", memory).unwrap() {
+            Made::Now(promise) => promise,
+            Made::Before => panic!("it is new"),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_promise_counts_its_work_then_its_result_and_nothing_once_it_is_forgotten() {
+        let memory = TenantMemory::new(MemoryLimits { tenant_bytes: 1 << 20, total_bytes: 1 << 20 });
+        let promises = Promises::default();
+        let promise = made(&promises, &memory, 100_000);
+        promise.keep(Outcome::Protobuf(vec![0; 1000].into()));
+        promise.keep(Outcome::Failed(Refusal::user("a second outcome")));
+        assert_eq!(memory.used_by("alice"), PROMISE_BYTES + 1000);
+        lock(&promise.times).fetched = Some(Instant::now() - KEPT_FETCHED * 2);
+        drop(promise);
+        promises.sweep();
+        assert_eq!(memory.used(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_result_that_does_not_fit_its_tenants_memory_becomes_a_refusal() {
+        let memory = TenantMemory::new(MemoryLimits { tenant_bytes: 10_000, total_bytes: 1 << 20 });
+        let promise = made(&Promises::default(), &memory, 0);
+        promise.keep(Outcome::Protobuf(vec![0; 10_000].into()));
+        let outcome = promise.wait(Duration::ZERO).await.expect("an answer");
+        let Outcome::Failed(refusal) = &*outcome else { panic!("it does not fit") };
+        assert!(refusal.message.contains("--tenant-memory-bytes"), "{}", refusal.message);
+        assert_eq!(memory.used_by("alice"), PROMISE_BYTES);
+    }
 }

@@ -49,6 +49,19 @@ impl Kept {
     }
 }
 
+/// The run and the name of the state that `path` names.
+///
+/// # Errors
+/// It names none.
+pub fn state(path: &str) -> Result<(String, String), Refusal> {
+    match Kept::parse(path)? {
+        Kept::State { run, name } => Ok((run, name)),
+        Kept::Sampler { .. } => {
+            Err(Refusal::user("weights for samplers cannot be trained on: load what save_state kept"))
+        }
+    }
+}
+
 /// The name if it can be one: it becomes part of a path and of an adapter's name.
 ///
 /// # Errors

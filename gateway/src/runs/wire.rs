@@ -45,6 +45,17 @@ pub struct ForwardBackwardRequest {
     pub loss_fn_config_v2: HashMap<String, LossConfigValue>,
 }
 
+/// Of a [`ForwardBackwardRequest`] whose it is, and when its turn is.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Addressed {
+    /// Of which model.
+    #[prost(string, tag = "1")]
+    pub model_id: String,
+    /// When, among the requests of this model.
+    #[prost(int32, tag = "2")]
+    pub seq_id: i32,
+}
+
 /// An option's value.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct LossConfigValue {

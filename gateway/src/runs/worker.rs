@@ -13,11 +13,11 @@ use tokio::sync::watch;
 use training_protocol::session::{Done, Order, Refusal};
 
 use super::{
-    desk::{Desk, Work},
+    desk::{Desk, Work, session_ended},
     kept::{About, States},
     outcome::Outcome,
     promises::Promise,
-    saved::{self, Kept},
+    saved,
     trainer::Trainer,
 };
 use crate::{
@@ -128,7 +128,7 @@ impl Worker {
                 let answer = json!({ "type": "create_model", "model_id": self.model_id });
                 self.begun(done).map(|()| Outcome::Json(answer))
             }
-            Work::Load { path, optimizer } => self.load(trainer, path, optimizer).await?,
+            Work::Load { run, name, optimizer } => self.load(trainer, &run, &name, optimizer).await?,
             Work::ForwardBackward(batch) => {
                 let done = trainer.order(&batch.order, &batch.numbers).await?;
                 if let Ok((done, _)) = &done {
@@ -157,19 +157,12 @@ impl Worker {
     async fn load(
         &self,
         trainer: &mut Trainer,
-        path: String,
+        run: &str,
+        name: &str,
         optimizer: bool,
     ) -> io::Result<Result<Outcome, Refusal>> {
-        let (run, name) = match Kept::parse(&path) {
-            Ok(Kept::State { run, name }) => (run, name),
-            Ok(Kept::Sampler { .. }) => {
-                return Ok(Err(Refusal::user(
-                    "weights for samplers cannot be trained on: load what save_state kept",
-                )));
-            }
-            Err(failure) => return Ok(Err(failure)),
-        };
-        let directory = self.means.states.directory(&self.tenant, &run, &name);
+        let directory = self.means.states.directory(&self.tenant, run, name);
+        let path = format!("tinker://{run}/weights/{name}");
         if !directory.exists() {
             return Ok(Err(Refusal::user(format!("there is no state {path}; save_state gives its path"))));
         }
@@ -251,11 +244,8 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        let failure = || Outcome::Failed(Refusal::server("the session of this model has ended"));
-        self.keep(failure());
-        for promise in self.desk.clear() {
-            promise.keep(failure());
-        }
+        self.keep(session_ended());
+        self.desk.close();
     }
 }
 

@@ -207,7 +207,7 @@ pub async fn weights_info(
     Extension(caller): Extension<Caller>,
     body: JsonBody,
 ) -> Result<Json<Value>, ApiError> {
-    let WeightsInfo { tinker_path } = read(&body)?;
+    let WeightsInfo { tinker_path } = read(&app, body).await?;
     let found = all(&app, &caller).await?.into_iter().find(|kept| kept.path() == tinker_path);
     let found = found.ok_or_else(|| ApiError::not_found("nothing is kept at this path"))?;
     let directory = app.runs.means.states.directory(&caller.tenant, &found.run, &found.name);

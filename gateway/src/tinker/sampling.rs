@@ -7,13 +7,16 @@ use axum::{
     Extension, Json,
     extract::{Path, State},
 };
-use serde::Deserialize;
+use serde::{Deserialize, de::IgnoredAny};
 use serde_json::{Value, json};
-use shmproto::message::{Sampling, TokenOutput};
+use shmproto::message::Sampling;
 use text::stop::StopStrings;
 use training_protocol::session::Refusal;
 
-use super::sessions::read;
+use super::{
+    sampled::{self, Wanted},
+    sessions::{parse, read},
+};
 use crate::{
     app::App,
     body::JsonBody,
@@ -21,20 +24,16 @@ use crate::{
     errors::ApiError,
     lifecycle::Serving,
     openai::{
-        answer::Answer,
         job::{Echo, Job, Kind, Prompt, namespace},
         params::{EndTokens, MAX_LOGPROBS, Params},
         target::Target,
     },
     random::random_u64,
     runs::{
-        book::Sampler,
-        outcome::Outcome,
-        promises::Made,
+        book::{SAMPLER_BYTES, Sampler},
+        promises::{Made, PROMISE_BYTES},
         saved::Kept,
-        wire::{NO_LOGPROB, SampleResponse, SampledSequence, StopReason, TopkLogprobs},
     },
-    usage::FinishReason,
 };
 
 /// Most continuations of a request.
@@ -59,14 +58,16 @@ pub async fn create(
     Extension(caller): Extension<Caller>,
     body: JsonBody,
 ) -> Result<Json<Value>, ApiError> {
-    let request: CreateSampler = read(&body)?;
+    let request: CreateSampler = read(&app, body).await?;
     let serving = app.serving()?;
     let adapter = match (&request.model_path, &request.base_model) {
         (Some(path), _) => Some(adapter_of(&app, &caller, path)?),
         (None, Some(base)) if *base == serving.base_name => None,
         (None, base) => return Err(ApiError::model_not_found(base.as_deref().unwrap_or_default())),
     };
-    let sampler = Sampler { model_path: request.model_path, adapter };
+    let path_bytes = request.model_path.as_ref().map_or(0, String::len);
+    let memory = app.memory.reserve(&caller.tenant, SAMPLER_BYTES + path_bytes)?;
+    let sampler = Sampler { model_path: request.model_path, adapter, memory };
     let (session, number) = (&request.session_id, request.sampling_session_seq_id);
     let id = app.runs.book.sampler(session, number, &caller.tenant, sampler)?;
     Ok(Json(json!({ "type": "create_sampling_session", "sampling_session_id": id })))
@@ -112,8 +113,8 @@ struct Sample {
     topk_sample_logprobs: u32,
     #[serde(default)]
     prompt_alt_tokens_k: u32,
-    prompt_logprobs_last_n: Option<Value>,
-    target_prompt_logprobs: Option<Value>,
+    prompt_logprobs_last_n: Option<IgnoredAny>,
+    target_prompt_logprobs: Option<IgnoredAny>,
     #[serde(default)]
     record_stability_info: bool,
     #[serde(rename = "type")]
@@ -167,21 +168,13 @@ enum Stop {
     Strings(Vec<String>),
 }
 
-/// What is to be said of a sample besides its tokens.
-#[derive(Debug, Clone, Copy)]
-struct Wanted {
-    prompt_logprobs: bool,
-    topk_prompt: u32,
-    topk_sample: u32,
-}
-
 /// Continues a prompt.
 pub async fn sample(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     body: JsonBody,
 ) -> Result<Json<Value>, ApiError> {
-    let request: Sample = app.work(body.len(), move || read(&body)).await?;
+    let request: Sample = app.work(body.len(), move || parse(&body)).await?;
     let sampler = app.runs.book.find_sampler(&request.sampling_session_id, &caller.tenant)?;
     let id = format!("{}:{}", request.sampling_session_id, request.seq_id);
     let sequences: Vec<String> =
@@ -190,15 +183,10 @@ pub async fn sample(
         // Asked before anything is promised: the client comes back.
         app.turns.check(&caller.tenant)?;
         let job = job(&app, &caller, &sampler, &request);
-        if let Made::Now(promise) = app.runs.promises.make(&id, &caller.tenant)? {
-            let app = Arc::clone(&app);
-            tokio::spawn(async move {
-                let sampled = match job {
-                    Ok((job, wanted)) => collect(&app, job, wanted).await,
-                    Err(failure) => Err(failure),
-                };
-                promise.keep(sampled.into());
-            });
+        let prompt_bytes = job.as_ref().map_or(0, |(job, _)| size_of_val(&*job.prompts[0].tokens));
+        let memory = app.memory.reserve(&caller.tenant, PROMISE_BYTES + prompt_bytes)?;
+        if let Made::Now(promise) = app.runs.promises.make(&id, memory)? {
+            tokio::spawn(sampled::keep(Arc::clone(&app), job, prompt_bytes, promise));
         }
     }
     Ok(Json(json!({ "request_id": id, "sample_sequence_ids": sequences })))
@@ -235,10 +223,8 @@ fn job(app: &App, caller: &Caller, sampler: &Sampler, request: &Sample) -> Resul
     let mut tokens = Vec::new();
     for chunk in &request.prompt.chunks {
         if chunk.r#type != "encoded_text" {
-            return Err(Refusal::user(format!(
-                "'{}' in prompt is not supported: send text alone",
-                chunk.r#type
-            )));
+            let kind = chunk.r#type.chars().take(MAX_STOPS).collect::<String>();
+            return Err(Refusal::user(format!("'{kind}' in prompt is not supported: send text alone")));
         }
         tokens.extend_from_slice(&chunk.tokens);
     }
@@ -316,71 +302,4 @@ fn params(asked: &SamplingParams, choices: u32, serving: &Serving) -> Result<Par
         choices,
         ..plain
     })
-}
-
-/// What a continuation is so far.
-#[derive(Default)]
-struct Whole {
-    tokens: Vec<TokenOutput>,
-    finish: Option<FinishReason>,
-}
-
-async fn collect(app: &App, job: Job, wanted: Wanted) -> Result<Outcome, Refusal> {
-    if let Some(lease) = &job.target.lease {
-        app.adapter_limits.check(&lease.id.0, &job.target.name).map_err(ApiError::from)?;
-    }
-    let mut wholes: Vec<Whole> = (0..job.choices()).map(|_| Whole::default()).collect();
-    let mut prompt = Vec::new();
-    let mut answer = Answer::start(app, job).await?;
-    while !answer.is_over() {
-        let step = answer.next().await.ok_or_else(|| Refusal::server("nothing was generated"))??;
-        let whole = &mut wholes[step.index];
-        whole.tokens.extend(step.piece.scored.into_iter().map(|scored| scored.token));
-        whole.finish = whole.finish.or(step.piece.finish);
-        if prompt.is_empty() {
-            prompt = step.prompt;
-        }
-    }
-    let cached = answer.usage().prompt_tokens_details.cached_tokens;
-    let response = SampleResponse {
-        sequences: wholes.iter().map(|whole| sequence(whole, wanted.topk_sample)).collect(),
-        prompt_logprobs: wanted.prompt_logprobs.then(|| {
-            let first = std::iter::once(f32::NAN);
-            floats(first.chain(prompt.iter().map(|token| token.logprob)))
-        }),
-        topk_prompt_logprobs: (wanted.topk_prompt > 0).then(|| {
-            let none = TokenOutput { token: 0, logprob: 0.0, top: Vec::new() };
-            top(std::iter::once(&none).chain(&prompt), wanted.topk_prompt)
-        }),
-        prompt_cache_hit_tokens: i32::try_from(cached).unwrap_or(i32::MAX),
-    };
-    Ok(Outcome::Protobuf(prost::Message::encode_to_vec(&response)))
-}
-
-fn sequence(whole: &Whole, k: u32) -> SampledSequence {
-    let reason = if whole.finish == Some(FinishReason::Stop) { StopReason::Stop } else { StopReason::Length };
-    SampledSequence {
-        stop_reason: reason.into(),
-        tokens: whole.tokens.iter().flat_map(|token| token.token.to_le_bytes()).collect(),
-        logprobs: Some(floats(whole.tokens.iter().map(|token| token.logprob))),
-        topk_sampled_logprobs: (k > 0).then(|| top(whole.tokens.iter(), k)),
-    }
-}
-
-fn floats(values: impl Iterator<Item = f32>) -> Vec<u8> {
-    values.flat_map(f32::to_le_bytes).collect()
-}
-
-/// The `k` likeliest tokens of each place, as far as there are so many.
-fn top<'a>(places: impl Iterator<Item = &'a TokenOutput>, k: u32) -> TopkLogprobs {
-    let mut top = TopkLogprobs { token_ids: Vec::new(), logprobs: Vec::new(), k, length: 0 };
-    for place in places {
-        top.length += 1;
-        for rank in 0..k as usize {
-            let (token, logprob) = place.top.get(rank).copied().unwrap_or((0, NO_LOGPROB));
-            top.token_ids.extend(token.to_le_bytes());
-            top.logprobs.extend(logprob.to_le_bytes());
-        }
-    }
-    top
 }

@@ -13,21 +13,51 @@ use axum::{
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
-use crate::{app::App, body::JsonBody, caller::Caller, errors::ApiError};
+use crate::{app::App, body::JsonBody, caller::Caller, errors::ApiError, runs::book::SESSION_BYTES};
 
 /// How long a client waits for an answer before it asks again. Its own patience is 45 s.
 const LONG_POLL: Duration = Duration::from_secs(25);
 /// How often is looked whether the gateway ends meanwhile.
 const LOOK: Duration = Duration::from_millis(500);
+/// Longest body of a request that brings neither a batch nor a prompt.
+const MAX_BODY_BYTES: usize = 256 << 10;
+/// Longest message that quotes a client, in bytes.
+const MAX_MESSAGE_BYTES: usize = 512;
 /// Tokens of a body that the client counts are about as many bytes when they come.
 const CHUNK_SHARE: usize = 4;
+
+/// Reads a short body of these fields and no others.
+///
+/// # Errors
+/// The body is too long, or a field is missing, wrong, or not known; it is named.
+pub(super) async fn read<T>(app: &App, body: JsonBody) -> Result<T, ApiError>
+where
+    T: DeserializeOwned + Send + 'static,
+{
+    if body.len() > MAX_BODY_BYTES {
+        let message = format!(
+            "the body has {} bytes; one that brings neither a batch nor a prompt has at most {MAX_BODY_BYTES}",
+            body.len()
+        );
+        return Err(ApiError::bad_request("body_too_large", message));
+    }
+    app.work(body.len(), move || parse(&body)).await
+}
 
 /// Reads a body of these fields and no others.
 ///
 /// # Errors
-/// One is missing, wrong, or not known; it is named.
-pub(super) fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
-    serde_json::from_slice(body).map_err(|error| ApiError::bad_request("invalid_value", error.to_string()))
+/// A field is missing, wrong, or not known; it is named.
+pub(super) fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
+    let invalid =
+        |error: serde_json::Error| ApiError::bad_request("invalid_value", clipped(error.to_string()));
+    serde_json::from_slice(body).map_err(invalid)
+}
+
+/// A message without what a client made too long to be read, as the name of an unknown field.
+pub(super) fn clipped(mut message: String) -> String {
+    message.truncate(message.floor_char_boundary(MAX_MESSAGE_BYTES));
+    message
 }
 
 /// What the client is to do differently from its defaults.
@@ -60,7 +90,8 @@ pub async fn create(
     Extension(caller): Extension<Caller>,
     _body: JsonBody,
 ) -> Result<Json<Value>, ApiError> {
-    let session = app.runs.book.begin(&caller.tenant)?;
+    let memory = app.memory.reserve(&caller.tenant, SESSION_BYTES)?;
+    let session = app.runs.book.begin(memory)?;
     let warning = app.runs.means.trainers.check().err().map(|error| error.to_string());
     Ok(Json(json!({ "type": "create_session", "session_id": session, "warning_message": warning })))
 }
@@ -79,7 +110,7 @@ pub async fn heartbeat(
     Extension(caller): Extension<Caller>,
     body: JsonBody,
 ) -> Result<Json<Value>, ApiError> {
-    let Heartbeat { session_id, .. } = read(&body)?;
+    let Heartbeat { session_id, .. } = read(&app, body).await?;
     app.runs.book.touch(&session_id, &caller.tenant)?;
     Ok(Json(json!({ "type": "session_heartbeat" })))
 }
@@ -108,7 +139,7 @@ pub async fn retrieve(
     Extension(caller): Extension<Caller>,
     body: JsonBody,
 ) -> Result<Response<Body>, ApiError> {
-    let Retrieve { request_id, .. } = read(&body)?;
+    let Retrieve { request_id, .. } = read(&app, body).await?;
     let promise = app.runs.promises.find(&request_id, &caller.tenant);
     let promise = promise.ok_or_else(|| {
         ApiError::gone(

@@ -4,11 +4,11 @@
 use std::sync::Arc;
 
 use axum::{Extension, Json, extract::State};
-use serde::Deserialize;
+use serde::{Deserialize, de::IgnoredAny};
 use serde_json::{Value, json};
 use training_protocol::session::{Adam, Lora, Refusal};
 
-use super::sessions::read;
+use super::sessions::{clipped, read};
 use crate::{
     app::App,
     body::{JsonBody, ProtobufBody},
@@ -17,11 +17,12 @@ use crate::{
     random::random_u64,
     runs::{
         batch::Batch,
-        book::{Model, Sampler},
-        desk::Work,
-        promises::Made,
+        book::{MODEL_BYTES, Model, SAMPLER_BYTES, Sampler},
+        desk::{Turn, Work},
+        parts::{self, MAX_PARTS},
+        promises::{Made, PROMISE_BYTES},
         saved,
-        wire::ForwardBackwardRequest,
+        wire::{Addressed, ForwardBackwardRequest},
     },
 };
 
@@ -31,12 +32,16 @@ const ALPHA: f64 = 32.0;
 type Promised = Result<Json<Value>, ApiError>;
 
 /// Takes a piece of work in, unless it is there already.
-fn promise(app: &App, caller: &Caller, model: &Model, seq: u64, work: impl FnOnce() -> Work) -> Promised {
+fn promise(app: &App, caller: &Caller, model: &Model, seq: u64, work: Work) -> Promised {
     let id = format!("{}:{seq}", model.run);
     if app.runs.promises.find(&id, &caller.tenant).is_none() {
-        model.desk.check(seq)?;
-        if let Made::Now(promise) = app.runs.promises.make(&id, &caller.tenant)? {
-            model.desk.put(seq, work(), promise);
+        let bytes = PROMISE_BYTES + work.bytes();
+        let memory = match model.desk.check(seq)? {
+            Turn::Next => app.memory.reserve(&caller.tenant, bytes)?,
+            Turn::Later => app.memory.reserve_waiting(&caller.tenant, bytes)?,
+        };
+        if let Made::Now(promise) = app.runs.promises.make(&id, memory)? {
+            model.desk.put(seq, work, promise);
         }
     }
     Ok(Json(json!({ "request_id": id, "model_id": model.id })))
@@ -44,7 +49,8 @@ fn promise(app: &App, caller: &Caller, model: &Model, seq: u64, work: impl FnOnc
 
 /// Work, or that it was refused: either way its number has had its turn.
 fn or_refused(work: Result<Work, Refusal>) -> Work {
-    work.unwrap_or_else(Work::Refused)
+    let refused = |refusal: Refusal| Work::Refused(Refusal { message: clipped(refusal.message), ..refusal });
+    work.unwrap_or_else(refused)
 }
 
 fn check_seq(seq: Option<u64>) -> Result<u64, ApiError> {
@@ -71,7 +77,7 @@ struct CreateModel {
     lora_config: Option<LoraConfig>,
     optimizer_config: Option<OptimizerConfig>,
     #[serde(rename = "user_metadata")]
-    _user_metadata: Option<Value>,
+    _user_metadata: Option<IgnoredAny>,
     #[serde(rename = "type")]
     _type: Option<String>,
 }
@@ -115,18 +121,19 @@ pub async fn create(
     Extension(caller): Extension<Caller>,
     body: JsonBody,
 ) -> Promised {
-    let request: CreateModel = read(&body)?;
+    let request: CreateModel = read(&app, body).await?;
     check_base(&app, &request.base_model)?;
     check_optimizer(request.optimizer_config.as_ref())?;
     let lora = request.lora_config.ok_or_else(|| {
         ApiError::missing("lora_config", "'lora_config' is required: only adapters are trained here")
     })?;
     let model = model(&app, &caller, &request.session_id, request.model_seq_id)?;
-    promise(&app, &caller, &model, 0, || begin(&lora))
+    promise(&app, &caller, &model, 0, begin(&lora))
 }
 
 fn model(app: &Arc<App>, caller: &Caller, session: &str, number: u64) -> Result<Arc<Model>, ApiError> {
-    app.runs.book.model(session, number, &caller.tenant, &app.runs.means)
+    let memory = app.memory.reserve(&caller.tenant, MODEL_BYTES)?;
+    app.runs.book.model(session, number, memory, &app.runs.means)
 }
 
 /// Names of layers that a part of a model is made of.
@@ -156,7 +163,7 @@ pub async fn info(
     Extension(caller): Extension<Caller>,
     body: JsonBody,
 ) -> Promised {
-    let OfModel { model_id, .. } = read(&body)?;
+    let OfModel { model_id, .. } = read(&app, body).await?;
     let model = app.runs.book.find_model(&model_id, &caller.tenant)?;
     let base = app.serving()?.base_name.clone();
     Ok(Json(json!({
@@ -176,17 +183,28 @@ pub async fn forward_backward(
     Extension(caller): Extension<Caller>,
     ProtobufBody(body): ProtobufBody,
 ) -> Promised {
-    let bytes = body.len();
-    let read = move || {
-        let request: ForwardBackwardRequest = prost::Message::decode(&*body).map_err(|error| {
-            ApiError::bad_request("invalid_value", format!("the body is no request: {error}"))
-        })?;
-        let batch = Batch::read(&request).map(|batch| Work::ForwardBackward(Box::new(batch)));
-        Ok((request.model_id, request.seq_id, or_refused(batch)))
-    };
-    let (model_id, seq, work) = app.work(bytes, read).await?;
+    let (model_id, seq, work) = app.work(body.len(), move || read_batch(&body)).await?;
     let model = app.runs.book.find_model(&model_id, &caller.tenant)?;
-    promise(&app, &caller, &model, check_seq(u64::try_from(seq).ok())?, || work)
+    promise(&app, &caller, &model, check_seq(u64::try_from(seq).ok())?, work)
+}
+
+/// Whose batch it is, its number, and what is to be done. Its parts are counted before they are decoded.
+fn read_batch(body: &[u8]) -> Result<(String, i32, Work), ApiError> {
+    if parts::count(body) > MAX_PARTS {
+        let Addressed { model_id, seq_id } = decoded(body)?;
+        let refusal = Refusal::user(format!(
+            "a request has at most {MAX_PARTS} parts (sequences, chunks, tensors and their fields): send fewer sequences at once"
+        ));
+        return Ok((model_id, seq_id, Work::Refused(refusal)));
+    }
+    let request: ForwardBackwardRequest = decoded(body)?;
+    let batch = Batch::read(&request).map(|batch| Work::ForwardBackward(Box::new(batch)));
+    Ok((request.model_id, request.seq_id, or_refused(batch)))
+}
+
+fn decoded<T: prost::Message + Default>(body: &[u8]) -> Result<T, ApiError> {
+    T::decode(body)
+        .map_err(|error| ApiError::bad_request("invalid_value", format!("the body is no request: {error}")))
 }
 
 #[derive(Deserialize)]
@@ -222,10 +240,10 @@ pub async fn optim_step(
     Extension(caller): Extension<Caller>,
     body: JsonBody,
 ) -> Promised {
-    let request: OptimStep = read(&body)?;
+    let request: OptimStep = read(&app, body).await?;
     let model = app.runs.book.find_model(&request.model_id, &caller.tenant)?;
     let seq = check_seq(request.seq_id)?;
-    promise(&app, &caller, &model, seq, || or_refused(step(request)))
+    promise(&app, &caller, &model, seq, or_refused(step(request)))
 }
 
 #[derive(Deserialize)]
@@ -239,7 +257,7 @@ struct Save {
     #[serde(rename = "ttl_seconds")]
     _ttl_seconds: Option<u64>,
     #[serde(rename = "user_metadata")]
-    _user_metadata: Option<Value>,
+    _user_metadata: Option<IgnoredAny>,
     sampling_session_seq_id: Option<u64>,
     #[serde(rename = "kind")]
     _kind: Option<String>,
@@ -253,14 +271,13 @@ pub async fn save(
     Extension(caller): Extension<Caller>,
     body: JsonBody,
 ) -> Promised {
-    let request: Save = read(&body)?;
+    let request: Save = read(&app, body).await?;
     let model = app.runs.book.find_model(&request.model_id, &caller.tenant)?;
     let seq = check_seq(request.seq_id)?;
-    promise(&app, &caller, &model, seq, || {
-        let name = request.path.unwrap_or_else(|| format!("step-{seq}"));
-        let name = saved::checked(&name).map(str::to_owned);
-        or_refused(name.map(|name| Work::SaveState { name, overwrite: request.overwrite }))
-    })
+    let name = request.path.unwrap_or_else(|| format!("step-{seq}"));
+    let name = saved::checked(&name).map(str::to_owned);
+    let work = name.map(|name| Work::SaveState { name, overwrite: request.overwrite });
+    promise(&app, &caller, &model, seq, or_refused(work))
 }
 
 /// Serves the adapter as it is: under a name, or to a sampler of its own.
@@ -269,7 +286,7 @@ pub async fn save_for_sampler(
     Extension(caller): Extension<Caller>,
     body: JsonBody,
 ) -> Promised {
-    let request: Save = read(&body)?;
+    let request: Save = read(&app, body).await?;
     let model = app.runs.book.find_model(&request.model_id, &caller.tenant)?;
     let (seq, run) = (check_seq(request.seq_id)?, model.run.clone());
     let work = match (&request.path, request.sampling_session_seq_id) {
@@ -283,14 +300,15 @@ pub async fn save_for_sampler(
         (None, Some(number)) => {
             let adapter = saved::snapshot(&run, seq);
             let session = run.rsplit_once('-').map_or("", |(session, _)| session);
-            let sampler = Sampler { model_path: None, adapter: Some(adapter.clone()) };
+            let memory = app.memory.reserve(&caller.tenant, SAMPLER_BYTES)?;
+            let sampler = Sampler { model_path: None, adapter: Some(adapter.clone()), memory };
             let id = app.runs.book.sampler(session, number, &caller.tenant, sampler)?;
             let answer = json!({ "type": "save_weights_for_sampler", "sampling_session_id": id });
             Ok(Work::Publish { adapter, answer })
         }
         (None, None) => Err(Refusal::user("either 'path' or 'sampling_session_seq_id' is needed")),
     };
-    promise(&app, &caller, &model, seq, || or_refused(work))
+    promise(&app, &caller, &model, seq, or_refused(work))
 }
 
 #[derive(Deserialize)]
@@ -305,7 +323,7 @@ struct Load {
     optimizer: bool,
     optimizer_config: Option<OptimizerConfig>,
     #[serde(rename = "user_metadata")]
-    _user_metadata: Option<Value>,
+    _user_metadata: Option<IgnoredAny>,
     #[serde(rename = "type")]
     _type: Option<String>,
 }
@@ -316,7 +334,7 @@ pub async fn load(
     Extension(caller): Extension<Caller>,
     body: JsonBody,
 ) -> Promised {
-    let request: Load = read(&body)?;
+    let request: Load = read(&app, body).await?;
     check_optimizer(request.optimizer_config.as_ref())?;
     if let Some(base) = &request.base_model {
         check_base(&app, base)?;
@@ -332,5 +350,6 @@ pub async fn load(
         }
     };
     let Load { path, optimizer, .. } = request;
-    promise(&app, &caller, &model, seq, || Work::Load { path, optimizer })
+    let work = saved::state(&path).map(|(run, name)| Work::Load { run, name, optimizer });
+    promise(&app, &caller, &model, seq, or_refused(work))
 }

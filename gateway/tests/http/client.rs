@@ -102,13 +102,26 @@ impl Client {
         self.send("POST", path, "application/json", &body.to_string()).await
     }
 
-    pub(crate) async fn send(&self, method: &str, path: &str, content_type: &str, body: &str) -> Response {
+    pub(crate) async fn send(
+        &self,
+        method: &str,
+        path: &str,
+        content_type: &str,
+        body: impl AsRef<[u8]>,
+    ) -> Response {
         let exchange = async { self.open(method, path, content_type, body).await.rest().await };
         timeout(WATCHDOG, exchange).await.expect("an answer")
     }
 
     /// Sends a request and leaves the answer to be read, or not.
-    pub(crate) async fn open(&self, method: &str, path: &str, content_type: &str, body: &str) -> Exchange {
+    pub(crate) async fn open(
+        &self,
+        method: &str,
+        path: &str,
+        content_type: &str,
+        body: impl AsRef<[u8]>,
+    ) -> Exchange {
+        let body = body.as_ref();
         let mut stream = TcpStream::connect(self.address).await.unwrap();
         let head = format!(
             "{method} {path} HTTP/1.1\r\n{}connection: close\r\ncontent-type: {content_type}\r\n\
@@ -118,7 +131,7 @@ impl Client {
         );
         stream.write_all(head.as_bytes()).await.unwrap();
         // A server that refuses a long body may stop reading it.
-        let _ = stream.write_all(body.as_bytes()).await;
+        let _ = stream.write_all(body).await;
         Exchange { stream: BufReader::new(stream), seen: Vec::new() }
     }
 

@@ -4,6 +4,7 @@
 
 mod client;
 mod fake_executor;
+mod fake_trainers;
 mod harness;
 mod text;
 
@@ -27,6 +28,7 @@ mod streaming;
 mod sums;
 mod targets;
 mod tinker;
+mod tinker_floods;
 mod token_ids;
 mod tools;
 mod uploads;

@@ -1,0 +1,150 @@
+//! What comes of a sample: tokens as they are generated, collected and counted, and the answer that is made of them.
+
+use std::sync::Arc;
+
+use shmproto::message::TokenOutput;
+use training_protocol::session::Refusal;
+
+use crate::{
+    app::App,
+    errors::ApiError,
+    openai::{answer::Answer, job::Job},
+    runs::{
+        outcome::Outcome,
+        promises::Promise,
+        wire::{NO_LOGPROB, SampleResponse, SampledSequence, StopReason, TopkLogprobs},
+    },
+    usage::FinishReason,
+};
+
+/// Bytes of collected tokens that are counted at once.
+const HELD_STEP_BYTES: usize = 64 << 10;
+
+/// What is to be said of a sample besides its tokens.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Wanted {
+    /// Log-probabilities of the prompt's tokens.
+    pub(super) prompt_logprobs: bool,
+    /// Likeliest tokens at each place of the prompt.
+    pub(super) topk_prompt: u32,
+    /// Likeliest tokens at each sampled place.
+    pub(super) topk_sample: u32,
+}
+
+/// Samples, and keeps the promise with what comes of it. `prompt_bytes` are counted in the promise already.
+pub(super) async fn keep(
+    app: Arc<App>,
+    job: Result<(Job, Wanted), Refusal>,
+    prompt_bytes: usize,
+    promise: Arc<Promise>,
+) {
+    let _answered = Answered(Arc::clone(&promise));
+    let mut held = Held { promise: &promise, bytes: prompt_bytes, counted: prompt_bytes };
+    let sampled = match job {
+        Ok((job, wanted)) => collect(&app, job, wanted, &mut held).await,
+        Err(failure) => Err(failure),
+    };
+    promise.keep(sampled.into());
+}
+
+/// Sees that a promise is kept even if the task that samples ends by a fault: one that stands forever would count forever.
+struct Answered(Arc<Promise>);
+
+impl Drop for Answered {
+    fn drop(&mut self) {
+        let message = "sampling has ended by a fault of this program; send the request again";
+        self.0.keep(Outcome::Failed(Refusal::server(message)));
+    }
+}
+
+/// What a continuation is so far.
+#[derive(Default)]
+struct Whole {
+    tokens: Vec<TokenOutput>,
+    finish: Option<FinishReason>,
+}
+
+/// Memory of what is collected, counted to the tenant as it grows.
+struct Held<'a> {
+    promise: &'a Promise,
+    /// Bytes that there are.
+    bytes: usize,
+    /// Bytes that are counted.
+    counted: usize,
+}
+
+impl Held<'_> {
+    /// Counts tokens with their alternatives.
+    fn add(&mut self, tokens: &[TokenOutput]) -> Result<(), Refusal> {
+        let alternatives = tokens.iter().map(|token| size_of_val(&*token.top)).sum::<usize>();
+        self.bytes += size_of_val(tokens) + alternatives;
+        if self.bytes > self.counted {
+            self.counted = self.bytes + HELD_STEP_BYTES;
+            self.promise.hold(self.counted).map_err(ApiError::from)?;
+        }
+        Ok(())
+    }
+}
+
+async fn collect(app: &App, job: Job, wanted: Wanted, held: &mut Held<'_>) -> Result<Outcome, Refusal> {
+    if let Some(lease) = &job.target.lease {
+        app.adapter_limits.check(&lease.id.0, &job.target.name).map_err(ApiError::from)?;
+    }
+    let mut wholes: Vec<Whole> = (0..job.choices()).map(|_| Whole::default()).collect();
+    let mut prompt = Vec::new();
+    let mut answer = Answer::start(app, job).await?;
+    while !answer.is_over() {
+        let step = answer.next().await.ok_or_else(|| Refusal::server("nothing was generated"))??;
+        let whole = &mut wholes[step.index];
+        let first = whole.tokens.len();
+        whole.tokens.extend(step.piece.scored.into_iter().map(|scored| scored.token));
+        held.add(&whole.tokens[first..])?;
+        whole.finish = whole.finish.or(step.piece.finish);
+        if prompt.is_empty() {
+            held.add(&step.prompt)?;
+            prompt = step.prompt;
+        }
+    }
+    let cached = answer.usage().prompt_tokens_details.cached_tokens;
+    let response = SampleResponse {
+        sequences: wholes.iter().map(|whole| sequence(whole, wanted.topk_sample)).collect(),
+        prompt_logprobs: wanted.prompt_logprobs.then(|| {
+            let first = std::iter::once(f32::NAN);
+            floats(first.chain(prompt.iter().map(|token| token.logprob)))
+        }),
+        topk_prompt_logprobs: (wanted.topk_prompt > 0).then(|| {
+            let none = TokenOutput { token: 0, logprob: 0.0, top: Vec::new() };
+            top(std::iter::once(&none).chain(&prompt), wanted.topk_prompt)
+        }),
+        prompt_cache_hit_tokens: i32::try_from(cached).unwrap_or(i32::MAX),
+    };
+    Ok(Outcome::Protobuf(prost::Message::encode_to_vec(&response).into()))
+}
+
+fn sequence(whole: &Whole, k: u32) -> SampledSequence {
+    let reason = if whole.finish == Some(FinishReason::Stop) { StopReason::Stop } else { StopReason::Length };
+    SampledSequence {
+        stop_reason: reason.into(),
+        tokens: whole.tokens.iter().flat_map(|token| token.token.to_le_bytes()).collect(),
+        logprobs: Some(floats(whole.tokens.iter().map(|token| token.logprob))),
+        topk_sampled_logprobs: (k > 0).then(|| top(whole.tokens.iter(), k)),
+    }
+}
+
+fn floats(values: impl Iterator<Item = f32>) -> Vec<u8> {
+    values.flat_map(f32::to_le_bytes).collect()
+}
+
+/// The `k` likeliest tokens of each place, as far as there are so many.
+fn top<'a>(places: impl Iterator<Item = &'a TokenOutput>, k: u32) -> TopkLogprobs {
+    let mut top = TopkLogprobs { token_ids: Vec::new(), logprobs: Vec::new(), k, length: 0 };
+    for place in places {
+        top.length += 1;
+        for rank in 0..k as usize {
+            let (token, logprob) = place.top.get(rank).copied().unwrap_or((0, NO_LOGPROB));
+            top.token_ids.extend(token.to_le_bytes());
+            top.logprobs.extend(logprob.to_le_bytes());
+        }
+    }
+    top
+}

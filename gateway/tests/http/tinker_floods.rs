@@ -1,0 +1,201 @@
+//! A tenant of Tinker's routes who takes what there is to take, beside one who trains.
+
+use std::collections::HashMap;
+
+use gateway::{
+    keys::Keys,
+    runs::wire::{Chunk, ChunkKind, DType, Datum, EncodedText, ForwardBackwardRequest, Tensor, Values},
+    tenant_memory::MemoryLimits,
+};
+use prost::Message as _;
+use serde_json::{Value, json};
+
+use crate::{
+    client::{Client, Response},
+    fake_executor::say,
+    fake_trainers::FakeTrainers,
+    harness::{Harness, key_file},
+};
+
+const ALICE: &str = "tml-alice";
+const MALLORY: &str = "tml-mallory";
+/// What a tenant may keep.
+const TENANT_BYTES: usize = 8 << 20;
+/// Tokens of a long batch.
+const TOKENS: usize = 40_000;
+
+/// A model of one's own.
+struct Model {
+    client: Client,
+    session: String,
+    id: String,
+}
+
+impl Model {
+    /// A session, whose model has its name, and is not created yet.
+    async fn of(client: Client) -> Self {
+        let session = client.post("/api/v1/create_session", &json!({})).await.json();
+        let session = session["session_id"].as_str().unwrap().to_owned();
+        Self { client, id: format!("{session}:train:0"), session }
+    }
+
+    async fn create(&self) -> Response {
+        let model = json!({
+            "session_id": self.session, "model_seq_id": 0, "base_model": "base", "lora_config": { "rank": 4 },
+        });
+        self.client.post("/api/v1/create_model", &model).await
+    }
+
+    /// Asks for a batch to be evaluated.
+    async fn evaluate(
+        &self,
+        seq: i32,
+        tokens: usize,
+        change: impl FnOnce(&mut ForwardBackwardRequest),
+    ) -> Response {
+        let mut request = batch(&self.id, seq, tokens);
+        change(&mut request);
+        self.send(request.encode_to_vec()).await
+    }
+
+    async fn send(&self, body: Vec<u8>) -> Response {
+        self.client.send("POST", "/api/v1/forward_backward", "application/x-protobuf", body).await
+    }
+
+    async fn result(&self, promised: &Response) -> Response {
+        assert_eq!(promised.status, 200, "{}", promised.body);
+        let request = json!({ "request_id": promised.json()["request_id"] });
+        self.client.post("/api/v1/retrieve_future", &request).await
+    }
+
+    async fn end(&self) {
+        self.client.post(&format!("/api/v1/sessions/{}/finish", self.session), &json!({})).await;
+    }
+}
+
+fn batch(model: &str, seq: i32, tokens: usize) -> ForwardBackwardRequest {
+    let tensor = |dtype: DType, bytes: usize| Tensor {
+        values: Some(Values::Dense(vec![0; tokens * bytes])),
+        dtype: dtype.into(),
+        shape: Vec::new(),
+    };
+    let inputs = HashMap::from([
+        ("target_tokens".to_owned(), tensor(DType::Int64, 8)),
+        ("weights".to_owned(), tensor(DType::Float32, 4)),
+    ]);
+    let text = EncodedText { tokens: vec![0; tokens * 4] };
+    ForwardBackwardRequest {
+        model_id: model.to_owned(),
+        seq_id: seq,
+        loss_fn: "cross_entropy".to_owned(),
+        data: vec![Datum {
+            model_input: vec![Chunk { kind: Some(ChunkKind::EncodedText(text)) }],
+            loss_fn_inputs: inputs,
+        }],
+        ..ForwardBackwardRequest::default()
+    }
+}
+
+/// A gateway with two tenants and trainers, and who they are.
+async fn start() -> (Harness, FakeTrainers, Model, Model) {
+    let file = key_file(&[("user", "alice", ALICE), ("user", "mallory", MALLORY)]);
+    let mut service = None;
+    let harness = Harness::start_with(say("x"), |config| {
+        config.keys = Keys::read(file.path(), None).unwrap();
+        config.connections.memory =
+            MemoryLimits { tenant_bytes: TENANT_BYTES, total_bytes: 4 * TENANT_BYTES };
+        let socket = config.state.with_file_name("trainers");
+        service = Some(FakeTrainers::start(&socket, 4));
+        config.training.trainer_socket = Some(socket);
+    })
+    .await;
+    let alice = Model::of(harness.client.with_key(ALICE)).await;
+    let mallory = Model::of(harness.client.with_key(MALLORY)).await;
+    (harness, service.unwrap(), alice, mallory)
+}
+
+#[tokio::test]
+async fn a_tenant_whose_work_waits_for_ever_keeps_what_a_tenant_may_and_others_train() {
+    let (harness, _service, alice, mallory) = start().await;
+    let used = || harness.gateway.as_ref().unwrap().memory().used_by("mallory");
+    assert_eq!(mallory.create().await.status, 200);
+    // The first never comes, so all the others wait.
+    let (mut promised, mut refused) = (Vec::new(), Vec::new());
+    for seq in 2..40 {
+        let answer = mallory.evaluate(seq, TOKENS, |_| {}).await;
+        if answer.status == 200 { &mut promised } else { &mut refused }.push(answer);
+        assert!(used() <= TENANT_BYTES / 4 * 3, "{} bytes", used());
+    }
+    assert!(promised.len() > 5 && refused.len() > 5, "{} taken", promised.len());
+    assert!(refused.iter().all(|answer| (answer.status, answer.code().as_str()) == (429, "memory_full")));
+    // Another tenant does not notice.
+    let created = alice.create().await;
+    assert_eq!(alice.result(&created).await.json()["type"], "create_model");
+    let evaluated = alice.evaluate(1, TOKENS, |_| {}).await;
+    let evaluated = alice.result(&evaluated).await;
+    assert_eq!(evaluated.header("content-type"), Some("application/x-protobuf"), "{}", evaluated.body);
+    // The one whose turn it is gets in however much waits, and all the others have their turn.
+    let first = mallory.evaluate(1, TOKENS, |_| {}).await;
+    for promised in std::iter::once(&first).chain(&promised) {
+        let evaluated = mallory.result(promised).await;
+        assert_eq!(evaluated.header("content-type"), Some("application/x-protobuf"), "{}", evaluated.body);
+    }
+    let results = (promised.len() + 1) * TOKENS * size_of::<f32>();
+    assert!((results..results + (1 << 20)).contains(&used()), "{} bytes of {results}", used());
+}
+
+#[tokio::test]
+async fn what_is_made_to_take_room_is_refused_by_name_in_its_turn_and_takes_none() {
+    let (harness, service, _, mallory) = start().await;
+    let used = || harness.gateway.as_ref().unwrap().memory().used_by("mallory");
+    assert_eq!(mallory.create().await.status, 200);
+    let (before, long) = (used(), "a".repeat(900 << 10));
+    let short = "a".repeat(200 << 10);
+    // Two bytes a sequence, whose turn is the fifth.
+    let parts = [batch(&mallory.id, 5, 0).encode_to_vec(), b"\x1a\x00".repeat(450_000)].concat();
+    let load = json!({ "model_id": mallory.id, "seq_id": 6, "path": short, "optimizer": true });
+    let save = json!({ "model_id": mallory.id, "seq_id": 7, "path": short });
+    let step = json!({ "model_id": mallory.id, "seq_id": 8, "adam_params": { &short: 1 } });
+    let promised = [
+        (mallory.evaluate(2, 1, |request| request.loss_fn.clone_from(&long)).await, "'loss_fn'"),
+        (
+            mallory
+                .evaluate(3, 1, |request| {
+                    request.loss_fn_config.insert(long.clone(), 1.0);
+                })
+                .await,
+            "'loss_fn_config'",
+        ),
+        (
+            mallory
+                .evaluate(4, 1, |request| {
+                    let inputs = &mut request.data[0].loss_fn_inputs;
+                    let weights = inputs.remove("weights").unwrap();
+                    inputs.insert(long.clone(), weights);
+                })
+                .await,
+            "'loss_fn_inputs'",
+        ),
+        (mallory.send(parts).await, "65536 parts"),
+        (mallory.client.post("/api/v1/load_weights", &load).await, "is no path"),
+        (mallory.client.post("/api/v1/save_weights", &save).await, "cannot be a name"),
+        (mallory.client.post("/api/v1/optim_step", &step).await, "adam_params"),
+    ];
+    assert!(used() - before < promised.len() * 4096, "{} bytes", used() - before);
+    let first = mallory.evaluate(1, 1, |_| {}).await;
+    assert_eq!(mallory.result(&first).await.status, 200);
+    for (promised, named) in &promised {
+        let refused: Value = mallory.result(promised).await.json();
+        assert_eq!(refused["category"], "user", "{refused}");
+        assert!(refused["error"].as_str().unwrap().contains(named), "{named}: {refused}");
+    }
+    let larger = json!({ "model_id": mallory.id, "seq_id": 9, "path": long });
+    let larger = mallory.client.post("/api/v1/save_weights", &larger).await;
+    assert_eq!((larger.status, larger.code().as_str()), (400, "body_too_large"));
+    // The trainer is as it was.
+    let last = mallory.evaluate(9, 1, |_| {}).await;
+    let last = mallory.result(&last).await;
+    assert_eq!(last.header("content-type"), Some("application/x-protobuf"), "{}", last.body);
+    assert_eq!(service.taken(), 1);
+    mallory.end().await;
+}
