@@ -271,6 +271,7 @@ async fn registry(directory: &Path) -> Result<Arc<Registry>, Box<dyn Error>> {
         adapter_root: directory.to_owned(),
         max_adapters: 1000,
         max_adapter_file_bytes: 1,
+        tenant_bytes: 1,
         fleet: None,
     };
     drop(Registry::open(executors.clone(), options.clone()).await?);

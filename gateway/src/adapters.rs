@@ -21,6 +21,7 @@
 //! - [`residency`]: which adapters are in each executor, and which are on their way. What is pinned is in all of them,
 //!   anything else where requests asked for it.
 //! - `listing`: what is told of them to whoever chooses among hosts.
+//! - `share`: how many adapters, and of how many bytes, one tenant may publish.
 //! - `names`: what adapters may be called; [`errors`] says what may go wrong, [`figures`] counts.
 //!
 //! # The life of a load
@@ -57,6 +58,7 @@ pub mod registry;
 pub mod request;
 pub mod residency;
 mod restore;
+mod share;
 pub mod store;
 mod sums;
 pub mod table;

@@ -147,6 +147,7 @@ fn options(config: &Config) -> adapters::Options {
         adapter_root: config.adapter_root.clone(),
         max_adapters: config.max_adapters,
         max_adapter_file_bytes: config.max_adapter_file_bytes,
+        tenant_bytes: config.training.tenant_state_bytes,
         fleet: config.fleet.clone(),
     }
 }

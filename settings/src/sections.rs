@@ -245,7 +245,7 @@ sections! {
         max_training_file_bytes: ByteCount, --"max-training-file-bytes" "BYTES", Is("512MiB"), Gateway;
         /// Files of training data of a tenant, together
         tenant_training_bytes: ByteCount, --"tenant-training-bytes" "BYTES", Is("4GiB"), Gateway;
-        /// States of a tenant's training step by step, together
+        /// States of a tenant's training step by step, together; and as much again for the adapters that the tenant publishes
         tenant_state_bytes: ByteCount, --"tenant-state-bytes" "BYTES", Is("16GiB"), Gateway;
     }
 

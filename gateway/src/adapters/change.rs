@@ -15,10 +15,11 @@ use super::{
     entry::Entry,
     errors::AdapterError,
     jail::Place,
-    names::check_name,
+    names::{check_chosen_name, check_name},
     registry::Registry,
     request::{LoadRequest, Replace, check_generation, check_replace},
     residency::Home,
+    share::LoadedBy,
     store::{ContentId, Incoming, Sweep},
     table::Table,
 };
@@ -53,7 +54,7 @@ impl Registry {
         let _slot = self.begin_load()?;
         self.check_load(&request, base_name)?;
         let place = Place::inside(&self.root, &request.path)?;
-        self.load_from(place, request).await
+        self.load_from(place, request, LoadedBy::Administrator).await
     }
 
     /// Loads an adapter the operator named at start, from anywhere, replacing what has the name.
@@ -66,21 +67,22 @@ impl Registry {
         path: &Path,
         base_name: &str,
     ) -> Result<Arc<Entry>, AdapterError> {
-        check_name(name, base_name)?;
+        check_chosen_name(name, base_name)?;
         let place = Place::anywhere(path)?;
         let (name, path) = (name.to_owned(), path.to_owned());
         let request = LoadRequest { name, path, replace: Replace::Always, tenant: None, pinned: None };
-        match self.load_from(place, request.clone()).await {
+        let by = LoadedBy::Administrator;
+        match self.load_from(place, request.clone(), by).await {
             // The gateways of a fleet start together, with the same adapters.
             Err(AdapterError::Database(DatabaseError::Conflict(_))) => {
                 tokio::time::sleep(AFTER_CONFLICT).await;
-                self.load_from(Place::anywhere(&request.path)?, request).await
+                self.load_from(Place::anywhere(&request.path)?, request, by).await
             }
             done => done,
         }
     }
 
-    /// Loads an adapter that was made for a tenant here, from anywhere.
+    /// Loads an adapter that was made for a tenant here, from anywhere, if the tenant's share of the registry has room for it.
     ///
     /// # Errors
     /// See [`AdapterError`]; nothing has changed then.
@@ -90,13 +92,14 @@ impl Registry {
         base_name: &str,
     ) -> Result<Arc<Entry>, AdapterError> {
         check_name(&request.name, base_name)?;
-        self.load_from(Place::anywhere(&request.path)?, request).await
+        self.load_from(Place::anywhere(&request.path)?, request, LoadedBy::Tenant).await
     }
 
     pub(super) async fn load_from(
         self: &Arc<Self>,
         place: Place,
         request: LoadRequest,
+        by: LoadedBy,
     ) -> Result<Arc<Entry>, AdapterError> {
         let tenant =
             request.tenant.clone().or_else(|| self.entries().get(&request.name)?.record.tenant.clone());
@@ -110,6 +113,9 @@ impl Registry {
         }
         if old.is_none() && table.len() >= self.max_adapters {
             return Err(AdapterError::Full(self.max_adapters));
+        }
+        if by == LoadedBy::Tenant {
+            self.share.check(&table, tenant.as_deref(), &request.name, incoming.bytes)?;
         }
         if let Some(same) = self.already(&request, old.as_ref(), &incoming).await? {
             return Ok(same);

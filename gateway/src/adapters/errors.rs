@@ -2,7 +2,7 @@
 
 use std::{io, path::PathBuf};
 
-use super::{jail::JailError, store::StoreError};
+use super::{jail::JailError, names::RESERVED_PREFIX, store::StoreError};
 use crate::{executor::CallError, thread::ThreadError};
 
 /// Longest name of an adapter, in bytes.
@@ -114,6 +114,11 @@ pub enum AdapterError {
         "'{0}' cannot be an adapter's name: use 1 to {MAX_NAME_BYTES} bytes without ':' and control characters"
     )]
     BadName(String),
+    /// The name could be that of a model that is trained over Tinker's API.
+    #[error(
+        "names that begin with '{RESERVED_PREFIX}', such as '{0}', belong to models of Tinker's API; choose another"
+    )]
+    ReservedName(String),
     /// The base model is called so.
     #[error("'{0}' is the name of the base model; choose another")]
     NameOfBase(String),
@@ -151,6 +156,24 @@ pub enum AdapterError {
     /// The registry is full.
     #[error("the registry holds {0} adapters, which is its limit (--max-adapters); unload some")]
     Full(usize),
+    /// The tenant has published as much as one may.
+    #[error(
+        "you have {adapters} adapters of {held_bytes} bytes and this one takes {bytes}, but a tenant may publish \
+         {max_adapters} adapters (--max-adapters) of {max_bytes} bytes (--tenant-state-bytes): remove some with \
+         DELETE /v1/models/NAME"
+    )]
+    TenantFull {
+        /// Adapters that the tenant has.
+        adapters: usize,
+        /// Bytes of these.
+        held_bytes: u64,
+        /// Bytes of the adapter that was to be published.
+        bytes: u64,
+        /// Most adapters of a tenant.
+        max_adapters: usize,
+        /// Most bytes of a tenant's adapters.
+        max_bytes: u64,
+    },
     /// Too many loads are under way.
     #[error("{0} adapters are being loaded, which is the limit; try again when some are done")]
     Busy(usize),

@@ -2,6 +2,18 @@
 
 use super::errors::{AdapterError, MAX_NAME_BYTES};
 
+/// How the names of adapters begin that come of models of Tinker's API. Names of this kind are swept with their model.
+pub(crate) const RESERVED_PREFIX: &str = "tinker-";
+
+/// Fails if an administrator cannot call an adapter so.
+pub(super) fn check_chosen_name(name: &str, base_name: &str) -> Result<(), AdapterError> {
+    check_name(name, base_name)?;
+    if name.starts_with(RESERVED_PREFIX) {
+        return Err(AdapterError::ReservedName(name.to_owned()));
+    }
+    Ok(())
+}
+
 /// Fails if an adapter cannot be called so.
 pub(super) fn check_name(name: &str, base_name: &str) -> Result<(), AdapterError> {
     // A name is never joined to a path here; whoever else does so must not be led out by it.

@@ -21,6 +21,7 @@ use super::{
         link::{Freshness, Shared},
     },
     residency::{Home, Tier},
+    share::TenantShare,
     store::{BucketAddress, FetchFigures, Held, Store, Sweep, bucket::Bucket},
     sums::Sums,
     table::Table,
@@ -45,6 +46,8 @@ pub struct Options {
     pub max_adapters: usize,
     /// Longest file of an adapter.
     pub max_adapter_file_bytes: u64,
+    /// Most bytes of adapters that one tenant may publish.
+    pub tenant_bytes: u64,
     /// What is shared with other hosts, if anything is.
     pub fleet: Option<Fleet>,
 }
@@ -73,6 +76,7 @@ pub struct Registry {
     pub(super) store: Store,
     pub(super) root: PathBuf,
     pub(super) max_adapters: usize,
+    pub(super) share: TenantShare,
     pub(super) table: RwLock<Arc<Table>>,
     /// Held for the moment in which one table takes the place of another.
     pub(super) editing: Mutex<()>,
@@ -116,6 +120,7 @@ impl Registry {
             store,
             root: options.adapter_root,
             max_adapters: options.max_adapters,
+            share: TenantShare::of(options.max_adapters, options.tenant_bytes),
             table: RwLock::new(Arc::new(entries.collect())),
             editing: Mutex::default(),
             draining: Mutex::default(),

@@ -114,7 +114,8 @@ pub enum StoreError {
 pub struct Incoming {
     /// What it is.
     pub content: ContentId,
-    bytes: u64,
+    /// Bytes of all files.
+    pub(super) bytes: u64,
     directory: Temporary,
 }
 

@@ -7,9 +7,10 @@ use tokio::sync::SemaphorePermit;
 use super::{
     entry::Entry,
     errors::AdapterError,
-    names::{check_name, check_tenant},
+    names::{check_chosen_name, check_tenant},
     registry::{MAX_LOADS, Registry},
     request::{LoadRequest, check_replace},
+    share::LoadedBy,
     store::{Arriving, StoreError},
 };
 
@@ -27,7 +28,7 @@ impl Registry {
     /// # Errors
     /// See [`AdapterError`].
     pub fn check_load(&self, request: &LoadRequest, base_name: &str) -> Result<(), AdapterError> {
-        check_name(&request.name, base_name)?;
+        check_chosen_name(&request.name, base_name)?;
         check_tenant(request.tenant.as_deref())?;
         check_replace(request, self.entries().get(&request.name).map(|old| &**old))
     }
@@ -52,6 +53,6 @@ impl Registry {
     ) -> Result<Arc<Entry>, AdapterError> {
         self.check_load(&request, base_name)?;
         let place = arrived.place().map_err(StoreError::from)?;
-        self.load_from(place, request).await
+        self.load_from(place, request, LoadedBy::Administrator).await
     }
 }

@@ -236,7 +236,9 @@ impl From<AdapterError> for ApiError {
     fn from(error: AdapterError) -> Self {
         let message = error.to_string();
         match error {
-            AdapterError::BadName(_) | AdapterError::NameOfBase(_) => Self::invalid("lora_name", message),
+            AdapterError::BadName(_) | AdapterError::ReservedName(_) | AdapterError::NameOfBase(_) => {
+                Self::invalid("lora_name", message)
+            }
             AdapterError::BadTenant(_) | AdapterError::OtherTenant(_) => Self::invalid("tenant", message),
             AdapterError::NameTaken(_) => {
                 Self::bad_request("adapter_already_loaded", message).of("lora_name")
@@ -244,7 +246,9 @@ impl From<AdapterError> for ApiError {
             AdapterError::OtherGeneration { .. } => Self::conflict("generation_mismatch", message),
             AdapterError::NotFound(name) => Self::model_not_found(&name).of("lora_name"),
             AdapterError::NoModules(_) => Self::bad_request("invalid_adapter", message).of("lora_path"),
-            AdapterError::Full(_) => Self::bad_request("adapter_limit_exceeded", message),
+            AdapterError::Full(_) | AdapterError::TenantFull { .. } => {
+                Self::bad_request("adapter_limit_exceeded", message)
+            }
             AdapterError::Busy(_) => Self::busy("lora_load_busy", message),
             AdapterError::PinsExceedBudget { .. } => {
                 Self::no_room("adapter_budget_exceeded", message).of("pinned")

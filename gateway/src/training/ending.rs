@@ -14,10 +14,13 @@ use super::{
     records::{EventRecord, JobRecord, Level, Status},
     table::Page,
 };
-use crate::adapters::{AdapterError, LoadRequest, Record, Replace};
+use crate::adapters::{AdapterError, LoadRequest, Record, Replace, StoreError};
 
 /// Trainers in a row that may die without a step.
 const MAX_FAILURES: u32 = 5;
+
+/// How long a job waits before it tries again to publish its adapter.
+const PUBLISH_AGAIN: Duration = Duration::from_secs(15);
 
 /// How work on a job ended.
 pub(super) enum Ending {
@@ -74,6 +77,17 @@ impl Training {
         found.failures
     }
 
+    /// Lets a job whose adapter is made try again to publish it. No trainer failed, and the first attempt alone is told: the events
+    /// of a job are kept.
+    async fn publish_later(&self, id: &str, error: &AdapterError) -> Result<(), TrainingError> {
+        let is_told = self.live().get_mut(id).is_none_or(|found| {
+            found.not_before = Some(Instant::now() + PUBLISH_AGAIN);
+            std::mem::replace(&mut found.is_unpublished, true)
+        });
+        let why = format!("the adapter is made and cannot be published yet: {error}");
+        self.requeue(id, (!is_told).then_some(why)).await
+    }
+
     /// Lets a job wait for another trainer, unless it is no longer wanted.
     pub(super) async fn requeue(&self, id: &str, why: Option<String>) -> Result<(), TrainingError> {
         let requeued = |job: &mut JobRecord| {
@@ -118,10 +132,9 @@ impl Training {
         failpoint::pass("gateway.job_published");
         let entry = match loaded {
             Ok(entry) => entry,
-            Err(AdapterError::Busy(_) | AdapterError::Residency(_) | AdapterError::Database(_)) => {
+            Err(error) if may_succeed_later(&error) => {
                 drop(turn);
-                self.put_off(id);
-                return self.requeue(id, Some("the adapter could not be loaded yet".to_owned())).await;
+                return self.publish_later(id, &error).await;
             }
             Err(error) => {
                 let done = fail("publishing_failed", error.to_string(), None);
@@ -146,9 +159,39 @@ impl Training {
     }
 }
 
+/// Whether a finished adapter that cannot be published now is worth another attempt: somebody may make room for it.
+fn may_succeed_later(error: &AdapterError) -> bool {
+    matches!(
+        error,
+        AdapterError::Busy(_)
+            | AdapterError::Residency(_)
+            | AdapterError::Database(_)
+            | AdapterError::Full(_)
+            | AdapterError::TenantFull { .. }
+            | AdapterError::Store(StoreError::Full(_) | StoreError::Bucket(_))
+    )
+}
+
 /// Whether what is registered is the adapter that came of a job, put under its name before it could be noted, here or on
 /// another host.
 fn is_of(registered: &Record, job: &JobRecord) -> bool {
     registered.tenant.as_ref() == Some(&job.tenant)
         && registered.source.ends_with(Path::new(&job.id).join(ADAPTER))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_adapter_that_finds_no_room_is_published_later_and_one_that_is_refused_is_not() {
+        let no_room =
+            AdapterError::TenantFull { adapters: 1, held_bytes: 1, bytes: 1, max_adapters: 1, max_bytes: 1 };
+        for error in [AdapterError::Full(1), no_room, AdapterError::Busy(1)] {
+            assert!(may_succeed_later(&error), "{error}");
+        }
+        for error in [AdapterError::NameTaken("a".to_owned()), AdapterError::NoModules("a".to_owned())] {
+            assert!(!may_succeed_later(&error), "{error}");
+        }
+    }
 }

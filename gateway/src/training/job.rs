@@ -25,6 +25,8 @@ pub(super) struct Live {
     pub(super) is_attended: bool,
     /// Trainers in a row that got nowhere.
     pub(super) failures: u32,
+    /// Whether its events say that its adapter is made and waits to be published.
+    pub(super) is_unpublished: bool,
     /// When the next trainer may be asked for.
     pub(super) not_before: Option<Instant>,
     /// What its trainer learns from in a second, as it said last.
@@ -73,6 +75,7 @@ impl Live {
             stop,
             is_attended: false,
             failures: 0,
+            is_unpublished: false,
             not_before: None,
             tokens_per_s: None,
             hold: None,

@@ -84,6 +84,7 @@ impl Host {
             adapter_root: path.join("root").canonicalize().unwrap(),
             max_adapters: 2000,
             max_adapter_file_bytes: 64 << 20,
+            tenant_bytes: 1 << 30,
             fleet,
         };
         let registry = Registry::open(executors, options).await?;

@@ -49,10 +49,17 @@ impl Bench {
 
     /// Ends the registry and opens it again.
     pub(crate) async fn reopen(self) -> Self {
+        self.with_options(|_| {}).await
+    }
+
+    /// Ends the registry and opens it again with other options.
+    pub(crate) async fn with_options(self, change: impl FnOnce(&mut Options)) -> Self {
         let Self { directory, fake, executor, registry } = self;
         executor.close();
         gone(registry).await;
-        let (executor, registry) = open(directory.path()).await.unwrap();
+        let mut options = options(directory.path());
+        change(&mut options);
+        let (executor, registry) = open_with(directory.path(), options).await.unwrap();
         Self { directory, fake, executor, registry }
     }
 
@@ -115,18 +122,27 @@ pub(crate) fn options(directory: &Path) -> Options {
         adapter_root: directory.join("root").canonicalize().unwrap(),
         max_adapters: 2000,
         max_adapter_file_bytes: 4 << 20,
+        tenant_bytes: 1 << 30,
         fleet: None,
     }
 }
 
 /// Opens the registry of `directory` and restores it, as the gateway does at its start.
 pub(crate) async fn open(directory: &Path) -> Result<(Executor, Arc<Registry>), OpenError> {
+    open_with(directory, options(directory)).await
+}
+
+/// The same with these options.
+pub(crate) async fn open_with(
+    directory: &Path,
+    options: Options,
+) -> Result<(Executor, Arc<Registry>), OpenError> {
     let silence = Duration::from_secs(30);
     let limits = ExecutorLimits { max_sequences: 16, silence };
     let common = Common::default();
     let executor = Executor::connect(Door::Socket(directory.join("socket")), limits, common.clone());
     let executors = Executors::of([(ONLY.to_owned(), executor.clone())], &common);
-    let registry = Registry::open(executors, options(directory)).await?;
+    let registry = Registry::open(executors, options).await?;
     let mut link = executor.link();
     let up = link.wait_for(|link| matches!(link, Link::Up { .. }));
     let resident = match &*tokio::time::timeout(WATCHDOG, up).await.expect("a connection").unwrap() {

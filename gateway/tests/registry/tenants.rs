@@ -1,6 +1,9 @@
 //! Adapters that belong to one tenant.
 
-use gateway::{adapters::AdapterError, caller::Role};
+use gateway::{
+    adapters::{AdapterError, Registry},
+    caller::Role,
+};
 use ids::TenantId;
 
 use crate::support::{BASE, Bench, caller};
@@ -60,4 +63,64 @@ async fn replacing_keeps_the_owner_and_never_gives_it_to_somebody_else() {
             "{tenant}"
         );
     }
+}
+
+/// Publishes an adapter of a tenant's own, as a fine-tuning job or a model of Tinker's does.
+async fn publish(
+    bench: &Bench,
+    registry: &std::sync::Arc<Registry>,
+    name: &str,
+    tenant: &str,
+) -> Result<(), AdapterError> {
+    let mut request = bench.request(name, name);
+    request.tenant = Some(tenant.to_owned());
+    registry.load_made(request, BASE).await.map(drop)
+}
+
+#[tokio::test]
+async fn one_tenant_publishes_half_of_the_registry_and_leaves_the_rest_to_others() {
+    let bench = Bench::with_room_for(8).await.with_options(|options| options.max_adapters = 5).await;
+    let registry = std::sync::Arc::clone(&bench.registry);
+    for name in ["a", "b", "c"] {
+        publish(&bench, &registry, name, "alice").await.unwrap();
+    }
+    let refused = publish(&bench, &registry, "d", "alice").await.unwrap_err();
+    assert!(matches!(refused, AdapterError::TenantFull { adapters: 3, max_adapters: 3, .. }), "{refused}");
+    assert!(refused.to_string().contains("--max-adapters"), "{refused}");
+    publish(&bench, &registry, "c", "alice").await.expect("an adapter takes the place of its own name");
+    publish(&bench, &registry, "e", "bob").await.expect("others have a share of their own");
+    load_for(&bench, "f", "f", "alice").await.expect("an administrator is bound by the registry alone");
+    bench.registry.unload("f", None).await.unwrap();
+    bench.registry.unload("a", None).await.unwrap();
+    publish(&bench, &registry, "d", "alice").await.expect("what is removed makes room");
+    assert_eq!(bench.stored().len(), 4, "nothing is left of what was refused");
+}
+
+#[tokio::test]
+async fn the_bytes_that_a_tenant_publishes_are_bounded() {
+    // An adapter of the executor here takes 1000 bytes.
+    let bench = Bench::with_room_for(8).await.with_options(|options| options.tenant_bytes = 2100).await;
+    let registry = std::sync::Arc::clone(&bench.registry);
+    for name in ["a", "b"] {
+        publish(&bench, &registry, name, "alice").await.unwrap();
+    }
+    let long = "long".repeat(40);
+    let refused = publish(&bench, &registry, &long, "alice").await.unwrap_err();
+    assert!(matches!(refused, AdapterError::TenantFull { held_bytes: 2000, .. }), "{refused}");
+    publish(&bench, &registry, &long, "bob").await.unwrap();
+}
+
+#[tokio::test]
+async fn names_of_models_of_tinkers_api_are_refused_to_administrators() {
+    let bench = Bench::with_room_for(2).await;
+    for name in ["tinker-x~y", "tinker-", "tinker-0123-name"] {
+        let refused = bench.load(name, "w").await.unwrap_err();
+        assert!(matches!(refused, AdapterError::ReservedName(_)), "{name}: {refused}");
+        let files = bench.files("files", "w");
+        let refused = bench.registry.load_trusted(name, &files, BASE).await.unwrap_err();
+        assert!(matches!(refused, AdapterError::ReservedName(_)), "{name}: {refused}");
+    }
+    assert_eq!(bench.stored().len(), 0);
+    publish(&bench, &bench.registry, "tinker-x~1", "alice").await.expect("models publish under such names");
+    assert_eq!(gateway::runs::saved::adapter("run", "name"), "tinker-run-name", "the prefix is theirs");
 }
