@@ -4,9 +4,10 @@
 //! it passes the limit, and one that does not come in time is cut off. A body counts to its tenant's memory from before its
 //! first byte is read until it is dropped, wherever it has gone by then.
 
+pub(crate) mod form;
 pub(crate) mod rest;
 
-use std::{ops::Deref, sync::Arc};
+use std::{error::Error, ops::Deref, sync::Arc};
 
 use axum::{
     body::{Bytes, HttpBody as _},
@@ -79,8 +80,7 @@ async fn read(request: Request, app: &Arc<App>) -> Result<JsonBody, ApiError> {
     if !encoding.eq_ignore_ascii_case("identity") {
         return Err(ApiError::encoded(encoding));
     }
-    let caller = request.extensions().get::<Caller>().cloned();
-    let caller = caller.ok_or_else(|| ApiError::internal("a route was served without its guard"))?;
+    let caller = caller_of(&request)?;
     let (body, limits) = (request.into_body(), &app.connections);
     if body.size_hint().lower() > limits.max_body_bytes as u64 {
         return Err(ApiError::too_large(limits.max_body_bytes));
@@ -95,16 +95,24 @@ async fn read(request: Request, app: &Arc<App>) -> Result<JsonBody, ApiError> {
     Ok(JsonBody { bytes, _memory: memory })
 }
 
+/// Who sends a request, as the route's guard has found out.
+pub(crate) fn caller_of(request: &Request) -> Result<Caller, ApiError> {
+    let caller = request.extensions().get::<Caller>().cloned();
+    caller.ok_or_else(|| ApiError::internal("a route was served without its guard"))
+}
+
+/// An error and all that caused it, the innermost last.
+fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
+    std::iter::successors(Some(error), |error: &&'a (dyn Error + 'static)| (*error).source())
+}
+
+/// A body broke off, or is not as HTTP or its format has it.
+fn broken(error: &(dyn Error + 'static)) -> ApiError {
+    ApiError::body_broken(&causes(error).last().map(ToString::to_string).unwrap_or_default())
+}
+
 /// Why a body did not come: it is too long, or not as HTTP has it, or its sender is gone and will not see the answer.
 fn unreadable(error: &axum::Error, limit: usize) -> ApiError {
-    let mut cause: Option<&dyn std::error::Error> = Some(error);
-    let mut last = String::new();
-    while let Some(error) = cause {
-        if error.is::<LengthLimitError>() {
-            return ApiError::too_large(limit);
-        }
-        last = error.to_string();
-        cause = error.source();
-    }
-    ApiError::body_broken(&last)
+    let is_too_long = causes(error).any(|cause| cause.is::<LengthLimitError>());
+    if is_too_long { ApiError::too_large(limit) } else { broken(error) }
 }

@@ -162,6 +162,16 @@ impl ApiError {
         Self::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", "body_timeout", message)
     }
 
+    /// The body lagged more than `limit` behind one of `least_bytes_per_s`.
+    pub fn body_too_slow(least_bytes_per_s: u64, limit: Duration) -> Self {
+        let limit_ms = limit.as_millis();
+        let message = format!(
+            "the request body came too slowly: it may lag {limit_ms} ms (--body-timeout-ms) behind {least_bytes_per_s} bytes a \
+             second; send it faster"
+        );
+        Self::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", "body_timeout", message)
+    }
+
     /// More connections than are served.
     pub fn too_many_connections(limit: usize) -> Self {
         let message = format!(
@@ -211,6 +221,13 @@ impl ApiError {
     pub fn not_protobuf(found: &str) -> Self {
         Self::unsupported_media(format!(
             "send the body as 'content-type: application/x-protobuf', not '{found}': upgrade tinker to >= 0.25"
+        ))
+    }
+
+    /// The body is no form by its content type.
+    pub fn not_multipart(found: &str) -> Self {
+        Self::unsupported_media(format!(
+            "send the body as 'content-type: multipart/form-data' with its boundary, not '{found}'"
         ))
     }
 

@@ -4,6 +4,7 @@
 //!
 //! - [`config`], [`server`]: arguments checked, everything put together, served and shut down.
 //! - [`connections`]: how many there may be, and what each may cost. [`tenant_memory`]: bytes that requests keep, by tenant.
+//!   [`tenant_slots`]: how many slow operations run at once, by tenant.
 //! - [`routes`]: the one table of what is served and who may use it; [`auth`], [`keys`] and [`limits`] enforce it,
 //!   `origin` keeps other people's web pages out, [`request`] names and logs what comes, `body` reads it.
 //! - [`health`], [`pages`], [`notify`]: what probes, browsers and the service manager are told; `fleet`: whoever chooses among
@@ -22,7 +23,8 @@
 //! - [`metrics`]: figures for Prometheus; [`telemetry`]: the log, the record of each request, traces.
 //! - [`maintenance`]: what is done to a registry while no gateway serves it.
 //! - On the ground: [`caller`] is who asks, [`usage`] what a request came to, [`random`] and `clock` what they say, `thread`
-//!   is for what takes long and must not wait for requests, `lock` for what several look at.
+//!   is for what takes long and must not wait for requests, `lock` for what several look at,
+//!   `pace` for how long a slow peer is waited for.
 //!
 //! # Principles
 //!
@@ -63,6 +65,7 @@ pub mod notify;
 pub mod ollama;
 pub mod openai;
 mod origin;
+mod pace;
 pub mod pages;
 pub mod placement;
 pub mod random;
@@ -73,6 +76,7 @@ pub mod runs;
 pub mod server;
 pub mod telemetry;
 pub mod tenant_memory;
+pub mod tenant_slots;
 pub mod text;
 mod thread;
 pub mod tinker;

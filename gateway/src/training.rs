@@ -9,7 +9,7 @@
 //! - [`records`]: what is kept, [`table`]: in this host's database, or in the PostgreSQL of a fleet.
 //! - [`files`]: what people send.
 //! - [`order`]: what the trainer of a job is told; `notes`: what is written of what it says.
-//! - [`job`]: what may happen to a job, and what is written of it.
+//! - `creating`: how a job begins; [`job`]: what may happen to it then, and what is written of it.
 //! - [`figures`]: what is counted.
 //! - [`runner`]: who gets a trainer when, and what it says; `ending`: what comes of it.
 //!
@@ -24,6 +24,7 @@
 //! directories of those jobs that it has worked on: what can be lost with it can be brought again, or made.
 
 mod carrier;
+mod creating;
 mod ending;
 pub mod figures;
 pub mod files;
@@ -44,7 +45,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use tokio::sync::{Notify, Semaphore, watch};
+use tokio::sync::{Notify, watch};
 
 use self::{
     figures::Counters,
@@ -57,6 +58,7 @@ use crate::{
     adapters::{LeaseError, Registry, ResidencyError, database::DatabaseError, store::bucket::BucketError},
     config::TrainingLimits,
     lifecycle::Status,
+    tenant_slots::TenantSlots,
     thread::{self, ThreadError},
     trainers::{NoTrainer, Trainers},
 };
@@ -64,8 +66,12 @@ use crate::{
 /// Places where a test may make the gateway die, in the order of a job's life.
 pub const FAILPOINTS: &[&str] = &["gateway.job_committed", "gateway.job_published"];
 
-/// Files that are taken in at once.
-const MAX_UPLOADS: usize = 4;
+/// Files that are taken in at once, and files that are read at once.
+pub const MAX_TRANSFERS: usize = 32;
+/// Those of one tenant among them.
+pub const TENANT_TRANSFERS: usize = 2;
+/// Jobs that are created at once, one of a tenant: each may copy an adapter.
+const MAX_CREATIONS: usize = 4;
 
 /// Why something was not done.
 #[derive(Debug, thiserror::Error)]
@@ -118,6 +124,9 @@ pub enum TrainingError {
         "you have {0} fine-tuning jobs that wait or run, which is the limit (--tenant-jobs); cancel one or wait for one"
     )]
     TooManyJobs(usize),
+    /// Somebody has paused the job too often.
+    #[error("the job was paused {0} times, which is the limit; let it run, or cancel it")]
+    TooManyPauses(u32),
     /// The key came with another request before.
     #[error(
         "the header 'Idempotency-Key' came before with another request, which created the job '{0}'; choose another key"
@@ -167,7 +176,9 @@ pub struct Training {
     live: Mutex<HashMap<String, Live>>,
     /// Held while a job changes, so that what is on disk and in memory stay in step.
     changing: tokio::sync::Mutex<()>,
-    uploads: Semaphore,
+    uploads: Arc<TenantSlots>,
+    downloads: Arc<TenantSlots>,
+    creations: Arc<TenantSlots>,
     counters: Counters,
     /// A job may have become due.
     due: Notify,
@@ -214,7 +225,9 @@ impl Training {
             directory,
             live: Mutex::new(live),
             changing: tokio::sync::Mutex::default(),
-            uploads: Semaphore::new(MAX_UPLOADS),
+            uploads: TenantSlots::new(MAX_TRANSFERS, TENANT_TRANSFERS),
+            downloads: TenantSlots::new(MAX_TRANSFERS, TENANT_TRANSFERS),
+            creations: TenantSlots::new(MAX_CREATIONS, 1),
             counters: Counters::default(),
             due: Notify::new(),
         }))

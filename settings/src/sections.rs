@@ -190,7 +190,7 @@ sections! {
         header_timeout_ms: u64, --"header-timeout-ms" "MS", Is("10000"), Gateway;
         /// How long a request's body may take
         body_timeout_ms: u64, --"body-timeout-ms" "MS", Is("30000"), Gateway;
-        /// How long a reader may take nothing of its answer; then its request is cancelled
+        /// How long a reader may lag behind 4 KiB a second of its answer; then its request is cancelled
         stall_timeout_ms: u64, --"stall-timeout-ms" "MS", Is("60000"), Gateway;
         /// Web pages of these origins may ask from a browser, as `https://a,https://b`
         cors_origins: String, --"cors-origins" "A,B", Preset::None, Gateway;

@@ -1,4 +1,4 @@
-//! A stream that waits only so long for a reader who takes nothing.
+//! A stream that waits only so long for a reader who takes nothing, or too little.
 
 use std::{
     io,
@@ -9,38 +9,54 @@ use std::{
 
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
-    time::{Sleep, sleep},
+    time::{Instant, Sleep, sleep},
 };
 
-/// A stream whose writes fail once its reader has taken nothing for a while. A slow reader is waited for: every byte
-/// it takes starts the time anew.
+use crate::pace::Pace;
+
+/// The slowest reader that is waited for. What an answer has and its reader has not taken is in memory so long.
+const LEAST_BYTES_PER_S: u64 = 4 << 10;
+
+/// A stream whose writes fail once its reader lags too far behind [`LEAST_BYTES_PER_S`], see [`Pace`].
 #[derive(Debug)]
 pub(super) struct WriteTimeout<T> {
     inner: T,
-    timeout: Duration,
-    /// Runs while a write waits.
-    deadline: Option<Pin<Box<Sleep>>>,
+    pace: Pace,
+    /// A write that waits.
+    waiting: Option<Waiting>,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    since: Instant,
+    deadline: Pin<Box<Sleep>>,
 }
 
 impl<T> WriteTimeout<T> {
-    /// Waits at most `timeout` for each piece to be taken.
+    /// Lets the reader lag at most `timeout` behind the least rate.
     pub(super) fn new(inner: T, timeout: Duration) -> Self {
-        Self { inner, timeout, deadline: None }
+        Self { inner, pace: Pace::new(timeout, LEAST_BYTES_PER_S), waiting: None }
     }
 
-    /// Gives up on a write that made no progress in time.
-    fn limit<R>(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<R>>) -> Poll<io::Result<R>> {
-        if written.is_ready() {
-            self.deadline = None;
-            return written;
+    /// Gives up on a write whose reader is too slow; `bytes` says how many it took.
+    fn limit<R>(
+        &mut self,
+        cx: &mut Context<'_>,
+        written: Poll<io::Result<R>>,
+        bytes: fn(&R) -> usize,
+    ) -> Poll<io::Result<R>> {
+        if let Poll::Ready(written) = &written {
+            let waited = self.waiting.take().map(|waiting| waiting.since.elapsed());
+            self.pace.moved(waited.unwrap_or_default(), written.as_ref().map_or(0, bytes) as u64);
+        } else {
+            let begin = || Waiting { since: Instant::now(), deadline: Box::pin(sleep(self.pace.left())) };
+            ready!(self.waiting.get_or_insert_with(begin).deadline.as_mut().poll(cx));
+            let message = format!(
+                "the reader lags too far (--stall-timeout-ms) behind {LEAST_BYTES_PER_S} bytes a second"
+            );
+            return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, message)));
         }
-        let timeout = self.timeout;
-        let deadline = self.deadline.get_or_insert_with(|| Box::pin(sleep(timeout)));
-        ready!(deadline.as_mut().poll(cx));
-        Poll::Ready(Err(io::Error::new(
-            io::ErrorKind::TimedOut,
-            "the reader takes nothing (--stall-timeout-ms)",
-        )))
+        written
     }
 }
 
@@ -57,7 +73,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for WriteTimeout<T> {
 impl<T: AsyncWrite + Unpin> AsyncWrite for WriteTimeout<T> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.inner).poll_write(cx, buf);
-        self.limit(cx, written)
+        self.limit(cx, written, |bytes| *bytes)
     }
 
     fn poll_write_vectored(
@@ -66,7 +82,7 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for WriteTimeout<T> {
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.inner).poll_write_vectored(cx, bufs);
-        self.limit(cx, written)
+        self.limit(cx, written, |bytes| *bytes)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -75,7 +91,7 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for WriteTimeout<T> {
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let flushed = Pin::new(&mut self.inner).poll_flush(cx);
-        self.limit(cx, flushed)
+        self.limit(cx, flushed, |()| 0)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -96,6 +112,20 @@ mod tests {
         let error = stream.write_all(b"more than fits").await.unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         drop(far);
+    }
+
+    #[tokio::test]
+    async fn a_reader_who_drips_is_given_up_although_no_pause_is_too_long() {
+        let timeout = Duration::from_millis(200);
+        let (near, mut far) = duplex(1);
+        let mut stream = WriteTimeout::new(near, timeout);
+        tokio::spawn(async move {
+            while far.read_u8().await.is_ok() {
+                sleep(timeout / 8).await;
+            }
+        });
+        let error = stream.write_all(&[0; 1 << 20]).await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
     }
 
     #[tokio::test]

@@ -5,72 +5,57 @@ use std::sync::Arc;
 use axum::{
     Extension, Json,
     body::Body,
-    extract::{Multipart, Path, Query, State, multipart::Field},
+    extract::{Path, Query, State},
     http::{HeaderValue, header},
     response::Response,
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tokio::time::timeout;
 
 use super::paging::{self, PageQuery};
 use crate::{
     app::App,
+    body::form::{Form, Part},
     caller::Caller,
     errors::ApiError,
     training::{
-        Training,
+        MAX_TRANSFERS, TENANT_TRANSFERS, Training,
+        files::Upload,
         records::{FileRecord, Purpose},
     },
 };
 
 /// Longest name of a file, in bytes.
 const MAX_NAME_BYTES: usize = 256;
-/// Longest text field beside the file, in bytes.
-const MAX_FIELD_BYTES: usize = 1024;
-
+/// Longest piece of a file on its way to its reader, in bytes.
+const PIECE_BYTES: usize = 64 << 10;
 /// Takes a file in; answers when it is durable.
 pub async fn upload(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
-    form: Multipart,
+    form: Form,
 ) -> Result<Json<Value>, ApiError> {
-    let training = Arc::clone(&app.training);
-    let _turn = timeout(app.connections.body_timeout, training.turn())
-        .await
-        .map_err(|_| ApiError::queue_full(1, "other files are being taken in; try again shortly"))?;
-    let file = take(&app, &training, form, &caller).await?;
+    let slot = app.training.upload_slots().take(&caller.tenant, app.connections.body_timeout).await;
+    let _slot = slot.ok_or_else(|| {
+        let message = format!(
+            "{TENANT_TRANSFERS} of your files are being taken in, or {MAX_TRANSFERS} of all tenants, which is the limit; \
+             try again shortly"
+        );
+        ApiError::queue_full(1, message)
+    })?;
+    let file = take(&app.training, form, &caller).await?;
     Ok(Json(describe(&file)))
 }
 
 /// Reads the form: `file`, and `purpose` before or behind it.
-async fn take(
-    app: &App,
-    training: &Training,
-    mut form: Multipart,
-    caller: &Caller,
-) -> Result<FileRecord, ApiError> {
+async fn take(training: &Training, mut form: Form, caller: &Caller) -> Result<FileRecord, ApiError> {
     let (mut purpose, mut taken) = (None, None);
-    while let Some(mut field) = next(app, &mut form).await? {
-        match field.name().unwrap_or_default() {
-            "purpose" => purpose = Some(short_text(app, "purpose", field).await?),
-            "file" => {
-                let name = field.file_name().unwrap_or("file").to_owned();
-                if name.len() > MAX_NAME_BYTES || name.chars().any(char::is_control) {
-                    return Err(ApiError::invalid(
-                        "file",
-                        format!("a file's name has at most {MAX_NAME_BYTES} bytes"),
-                    ));
-                }
-                let mut upload = training.upload().await?;
-                while let Some(bytes) = chunk(app, &mut field).await? {
-                    upload.write(&bytes).await?;
-                    let limit = training.max_file_bytes();
-                    if upload.bytes() > limit {
-                        return Err(ApiError::file_too_large(limit));
-                    }
-                }
-                taken = Some((name, upload));
+    while let Some(part) = form.next().await? {
+        match part.name() {
+            "purpose" if purpose.is_none() => purpose = Some(part.text().await?),
+            "file" if taken.is_none() => taken = Some(receive(training, part).await?),
+            said @ ("purpose" | "file") => {
+                return Err(ApiError::invalid(said, format!("'{said}' came twice; send it once")));
             }
             other => return Err(ApiError::unsupported(other)),
         }
@@ -90,28 +75,22 @@ async fn take(
     Ok(upload.keep(&caller.tenant, name, Purpose::FineTune).await?)
 }
 
-pub(super) async fn next<'a>(app: &App, form: &'a mut Multipart) -> Result<Option<Field<'a>>, ApiError> {
-    let limit = app.connections.body_timeout;
-    let next = timeout(limit, form.next_field()).await.map_err(|_| ApiError::body_timeout(limit))?;
-    next.map_err(|error| ApiError::body_broken(&error.body_text()))
-}
-
-pub(super) async fn chunk(app: &App, field: &mut Field<'_>) -> Result<Option<axum::body::Bytes>, ApiError> {
-    let limit = app.connections.body_timeout;
-    let chunk = timeout(limit, field.chunk()).await.map_err(|_| ApiError::body_timeout(limit))?;
-    chunk.map_err(|error| ApiError::body_broken(&error.body_text()))
-}
-
-/// A text field beside the file; `name` is what it is called.
-pub(super) async fn short_text(app: &App, name: &str, mut field: Field<'_>) -> Result<String, ApiError> {
-    let mut text = Vec::new();
-    while let Some(bytes) = chunk(app, &mut field).await? {
-        text.extend_from_slice(&bytes);
-        if text.len() > MAX_FIELD_BYTES {
-            return Err(ApiError::invalid(name, format!("a field has at most {MAX_FIELD_BYTES} bytes")));
+/// Takes the bytes of a file in; returns its name with them.
+async fn receive<'a>(training: &'a Training, mut part: Part<'_>) -> Result<(String, Upload<'a>), ApiError> {
+    let name = part.file_name().unwrap_or("file").to_owned();
+    if name.len() > MAX_NAME_BYTES || name.chars().any(char::is_control) {
+        let message = format!("a file's name has at most {MAX_NAME_BYTES} bytes and no control characters");
+        return Err(ApiError::invalid("file", message));
+    }
+    let mut upload = training.upload().await?;
+    while let Some(bytes) = part.chunk().await? {
+        upload.write(&bytes).await?;
+        let limit = training.max_file_bytes();
+        if upload.bytes() > limit {
+            return Err(ApiError::file_too_large(limit));
         }
     }
-    Ok(String::from_utf8_lossy(&text).into_owned())
+    Ok((name, upload))
 }
 
 /// What a list of files may be narrowed to.
@@ -150,17 +129,27 @@ pub async fn content(
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
     let file = app.training.file(&id, &caller.tenant).await?;
+    let slot = app.training.download_slots().take(&caller.tenant, app.connections.body_timeout).await;
+    let slot = slot.ok_or_else(|| {
+        let message = format!(
+            "{TENANT_TRANSFERS} of your files are being read, or {MAX_TRANSFERS} of all tenants, which is the limit; try \
+             again shortly"
+        );
+        ApiError::queue_full(1, message)
+    })?;
+    let memory = app.memory.reserve(&caller.tenant, PIECE_BYTES)?;
     let opened = app.training.content(&file).await?;
-    let pieces = futures::stream::unfold(opened, |mut file| async move {
-        let mut piece = vec![0; 64 << 10];
-        match tokio::io::AsyncReadExt::read(&mut file, &mut piece).await {
-            Ok(0) => None,
+    let pieces = futures::stream::unfold((opened, slot, memory), |(mut file, slot, memory)| async move {
+        let mut piece = vec![0; PIECE_BYTES];
+        let piece = match tokio::io::AsyncReadExt::read(&mut file, &mut piece).await {
+            Ok(0) => return None,
             Ok(length) => {
                 piece.truncate(length);
-                Some((Ok(piece), file))
+                Ok(piece)
             }
-            Err(error) => Some((Err(error), file)),
-        }
+            Err(error) => Err(error),
+        };
+        Some((piece, (file, slot, memory)))
     });
     let mut response = Response::new(Body::from_stream(pieces));
     let headers = response.headers_mut();

@@ -40,9 +40,17 @@ pub async fn create(
     let order = Order::read(&body)?;
     let key = idempotency::key(&headers)?.map(<[u8]>::to_vec);
     let training = Arc::clone(&app.training);
+    // Before the task begins: whoever goes away while it waits leaves nothing behind.
+    let slot = training.creation_slots().take(&caller.tenant, app.connections.body_timeout).await;
+    let slot = slot.ok_or_else(|| {
+        ApiError::queue_full(1, "other jobs are being created, of yours or of others; try again shortly")
+    })?;
     // Runs to its end even if the caller goes away.
-    let created =
-        tokio::spawn(async move { training.create(order, key.as_deref(), &caller, &serving).await }).await;
+    let created = tokio::spawn(async move {
+        let _slot = slot;
+        training.create(order, key.as_deref(), &caller, &serving).await
+    });
+    let created = created.await;
     let job = created.map_err(|panic| ApiError::internal(format!("creating the job failed: {panic}")))??;
     Ok(Json(describe(&job)))
 }
@@ -216,7 +224,9 @@ impl From<TrainingError> for ApiError {
                 Self::unavailable("adapter_store_unavailable", message)
             }
             TrainingError::NoFile(_) | TrainingError::NoJob(_) => Self::not_found(message),
-            TrainingError::WrongState { .. } => Self::bad_request("invalid_job_state", message),
+            TrainingError::WrongState { .. } | TrainingError::TooManyPauses(_) => {
+                Self::bad_request("invalid_job_state", message)
+            }
             TrainingError::WrongPurpose(_) => Self::invalid("training_file", message),
             TrainingError::TooManyBytes { .. } => Self::no_room("file_quota_exceeded", message),
             TrainingError::TooManyJobs(_) => Self::busy("job_quota_exceeded", message),

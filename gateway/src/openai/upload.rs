@@ -2,19 +2,14 @@
 
 use std::sync::Arc;
 
-use axum::{
-    Json,
-    extract::{Multipart, State, multipart::Field},
-};
+use axum::{Json, extract::State};
 use serde_json::{Map, Value};
 
-use super::{
-    adapters::{finish, load_request, loaded},
-    files::{chunk, next, short_text},
-};
+use super::adapters::{finish, load_request, loaded};
 use crate::{
     adapters::{Arriving, LoadRequest, StoreError},
     app::App,
+    body::form::{Form, Part},
     errors::ApiError,
 };
 
@@ -23,7 +18,7 @@ const TEXTS: &[&str] = &["lora_name", "tenant", "expected_generation"];
 const FLAGS: &[&str] = &["pinned", "load_inplace"];
 
 /// Takes an adapter's files, and answers when it is durable and serving.
-pub async fn upload(State(app): State<Arc<App>>, form: Multipart) -> Result<Json<Value>, ApiError> {
+pub async fn upload(State(app): State<Arc<App>>, form: Form) -> Result<Json<Value>, ApiError> {
     let base_name = app.serving()?.base_name.clone();
     let _slot = app.registry.begin_load()?;
     let arriving = app.registry.receive()?;
@@ -39,26 +34,26 @@ async fn take(
     app: &App,
     base_name: &str,
     arriving: &Arriving,
-    mut form: Multipart,
+    mut form: Form,
 ) -> Result<LoadRequest, ApiError> {
     let (mut texts, mut request) = (Map::new(), None);
-    while let Some(field) = next(app, &mut form).await? {
-        let name = field.name().unwrap_or_default().to_owned();
+    while let Some(part) = form.next().await? {
+        let name = part.name().to_owned();
         match name.as_str() {
             "file" => {
                 if request.is_none() {
                     request = Some(request_of(app, base_name, &mut texts)?);
                 }
-                keep(app, arriving, field).await?;
+                keep(arriving, part).await?;
             }
             _ if request.is_some() => {
                 return Err(ApiError::invalid(&name, format!("send '{name}' before the files")));
             }
             text if TEXTS.contains(&text) => {
-                texts.insert(name.clone(), short_text(app, &name, field).await?.into());
+                texts.insert(name.clone(), part.text().await?.into());
             }
             flag if FLAGS.contains(&flag) => {
-                let said = short_text(app, &name, field).await?;
+                let said = part.text().await?;
                 let flag = said.parse::<bool>().map_err(|_| {
                     ApiError::invalid(&name, format!("'{name}' must be 'true' or 'false', not '{said}'"))
                 })?;
@@ -80,10 +75,10 @@ fn request_of(app: &App, base_name: &str, texts: &mut Map<String, Value>) -> Res
     Ok(request)
 }
 
-async fn keep(app: &App, arriving: &Arriving, mut field: Field<'_>) -> Result<(), ApiError> {
-    let name = field.file_name().unwrap_or_default().to_owned();
+async fn keep(arriving: &Arriving, mut part: Part<'_>) -> Result<(), ApiError> {
+    let name = part.file_name().unwrap_or_default().to_owned();
     let mut file = arriving.begin(&name).await.map_err(refused)?;
-    while let Some(bytes) = chunk(app, &mut field).await? {
+    while let Some(bytes) = part.chunk().await? {
         file.write(&bytes).await.map_err(refused)?;
     }
     file.end().await.map_err(refused)

@@ -4,9 +4,10 @@ use std::{
     collections::HashSet,
     fs, io,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
-use tokio::{fs::File, io::AsyncWriteExt as _};
+use tokio::{fs::File, io::AsyncWriteExt as _, runtime::Handle};
 
 use super::{
     Training, TrainingError, failed, fresh_id,
@@ -14,7 +15,7 @@ use super::{
     shown,
     table::{FileAdded, Listed, Page},
 };
-use crate::{clock::seconds_since_1970, random::random_u64, thread};
+use crate::{clock::seconds_since_1970, random::random_u64, tenant_slots::TenantSlots, thread};
 
 /// What a file is called until all of it has come.
 const PARTIAL: &str = "partial";
@@ -31,7 +32,7 @@ pub struct Upload<'a> {
 }
 
 impl Training {
-    /// Begins to take a file in, when it is its turn.
+    /// Begins to take a file in.
     ///
     /// # Errors
     /// The system refuses.
@@ -42,10 +43,16 @@ impl Training {
         Ok(Upload { training: self, id, file, bytes: 0, hasher: blake3::Hasher::new(), is_kept: false })
     }
 
-    /// Waits for a turn to take a file in.
-    pub async fn turn(&self) -> Option<tokio::sync::SemaphorePermit<'_>> {
-        // The semaphore is never closed.
-        self.uploads.acquire().await.ok()
+    /// Who may send a file takes a slot here first.
+    #[must_use]
+    pub fn upload_slots(&self) -> &Arc<TenantSlots> {
+        &self.uploads
+    }
+
+    /// Who may read a file takes a slot here first, and has it until the file is read.
+    #[must_use]
+    pub fn download_slots(&self) -> &Arc<TenantSlots> {
+        &self.downloads
     }
 
     /// Longest file, in bytes.
@@ -81,12 +88,11 @@ impl Training {
         let Some(fleet) = &self.fleet else {
             return File::open(&path).await.map_err(failed("reading", &path));
         };
-        let _turn = self.turn().await;
         let path = path.with_extension(format!("{:016x}", random_u64()));
         fleet.bring(&file.object(""), &path).await?;
         let opened = File::open(&path).await.map_err(failed("reading", &path));
         // Whoever reads it has it open.
-        let _ = fs::remove_file(&path);
+        let _ = tokio::fs::remove_file(&path).await;
         opened
     }
 
@@ -99,7 +105,7 @@ impl Training {
         let file = removed.ok_or_else(|| TrainingError::NoFile(shown(id)))?;
         match &self.fleet {
             // If this fails, the next start does it.
-            None => drop(fs::remove_file(self.file_path(&file.id))),
+            None => drop(tokio::fs::remove_file(self.file_path(&file.id)).await),
             Some(fleet) => fleet.litter.notify_one(),
         }
         Ok(file)
@@ -183,17 +189,26 @@ impl Upload<'_> {
             return fleet.send(&record.path(), &training.partial(&self.id)).await;
         }
         self.file.sync_all().await.map_err(failed("syncing", &path))?;
-        fs::rename(training.partial(&self.id), &path).map_err(failed("renaming", &path))?;
-        sync(&training.directory.join("files"))
+        let (partial, files) = (training.partial(&self.id), training.directory.join("files"));
+        let name = move || {
+            fs::rename(partial, &path).map_err(failed("renaming", &path))?;
+            sync(&files)
+        };
+        thread::run("training-files", name).await?
     }
 }
 
 impl Drop for Upload<'_> {
     fn drop(&mut self) {
-        if !self.is_kept {
-            for path in [self.training.partial(&self.id), self.training.file_path(&self.id)] {
-                let _ = fs::remove_file(path);
-            }
+        if self.is_kept {
+            return;
+        }
+        let paths = [self.training.partial(&self.id), self.training.file_path(&self.id)];
+        let remove = move || paths.iter().for_each(|path| drop(fs::remove_file(path)));
+        // Removing a large file takes its time. What is not removed now is swept at the next start.
+        match Handle::try_current() {
+            Ok(runtime) => drop(runtime.spawn_blocking(remove)),
+            Err(_) => remove(),
         }
     }
 }

@@ -61,8 +61,8 @@ impl Fleet {
         from: &Path,
     ) -> Result<Vec<ObjectRecord>, TrainingError> {
         let mut objects = Vec::new();
-        for entry in std::fs::read_dir(from).map_err(failed("reading", from))? {
-            let entry = entry.map_err(failed("reading", from))?;
+        let mut entries = tokio::fs::read_dir(from).await.map_err(failed("reading", from))?;
+        while let Some(entry) = entries.next_entry().await.map_err(failed("reading", from))? {
             let name = format!("{name}/{}", entry.file_name().display());
             let sent = self.send_as(job, name, &entry.path()).await;
             match sent {
@@ -103,9 +103,12 @@ impl Fleet {
     pub(super) async fn bring(&self, object: &ObjectRecord, to: &Path) -> Result<(), TrainingError> {
         let incoming = to.with_file_name(format!("incoming-{:016x}", random_u64()));
         let brought = self.bring_as(object, &incoming).await;
-        let brought = brought.and_then(|()| std::fs::rename(&incoming, to).map_err(failed("renaming", to)));
+        let brought = match brought {
+            Ok(()) => tokio::fs::rename(&incoming, to).await.map_err(failed("renaming", to)),
+            Err(error) => Err(error),
+        };
         if brought.is_err() {
-            let _ = std::fs::remove_file(&incoming);
+            let _ = tokio::fs::remove_file(&incoming).await;
         }
         brought
     }
@@ -120,7 +123,7 @@ impl Fleet {
                 return Ok(());
             }
             tracing::error!(path = object.path, bucket = %self.bucket.address(), "what came is not what was sent");
-            std::fs::remove_file(incoming).map_err(failed("removing", incoming))?;
+            tokio::fs::remove_file(incoming).await.map_err(failed("removing", incoming))?;
         }
         Err(TrainingError::Damaged(object.path.clone()))
     }

@@ -1,19 +1,22 @@
-//! What may happen to a job: created, paused, resumed, cancelled; and what is written of it. Each change is durable before
-//! it is answered.
+//! What may happen to a job: paused, resumed, cancelled; and what is written of it. Each change is durable before it is
+//! answered.
 
-use std::{path::PathBuf, time::Instant};
+use std::time::Instant;
 
 use tokio::sync::{MutexGuard, watch};
 use training_protocol::Event;
 
 use super::{
-    Training, TrainingError, files, fresh_id, notes, order,
-    records::{
-        EventRecord, Failure, FileRecord, JobRecord, Level, ObjectRecord, Order, Purpose, Status, file_of,
-    },
-    table::{By, JobAdded, Listed, NewJob, Page, shared::leases::Fence},
+    Training, TrainingError, files, notes,
+    records::{EventRecord, Failure, JobRecord, Level, Status},
+    table::{By, Listed, Page, shared::leases::Fence},
 };
-use crate::{caller::Caller, clock::seconds_since_1970, lifecycle::Serving};
+use crate::clock::seconds_since_1970;
+
+/// How often a job may be paused: each time is an event that is kept.
+const MAX_PAUSES: u32 = 1000;
+/// Jobs that have ended of which a tenant's newest are kept, with their events and results.
+const KEPT_JOBS: u32 = 1000;
 
 /// A job that has not ended.
 #[derive(Debug)]
@@ -102,141 +105,6 @@ impl Status {
 }
 
 impl Training {
-    /// Creates a job for `caller`, unless a request with this key has. It is durable when this returns, and waits for a trainer.
-    ///
-    /// # Errors
-    /// What it names is not there, the caller has enough to do, or the key was another request's.
-    pub async fn create(
-        &self,
-        order: Order,
-        key: Option<&[u8]>,
-        caller: &Caller,
-        serving: &Serving,
-    ) -> Result<JobRecord, TrainingError> {
-        // Of a fleet, another host may train.
-        if self.fleet.is_none() {
-            self.trainers.check()?;
-        }
-        let tenant = &*caller.tenant;
-        if let Some(job) = self.created_before(&order, key, tenant).await? {
-            return Ok(job);
-        }
-        let mut data = vec![(self.data(&order.training_file, tenant).await?, order::DATA)];
-        if let Some(file) = &order.validation_file {
-            data.push((self.data(file, tenant).await?, order::VALIDATION));
-        }
-        let id = fresh_id("ftjob");
-        let short = &id[id.len() - 8..];
-        let name = format!("{tenant}/{}", order.suffix.as_deref().unwrap_or(short));
-        // Held until the job goes on from its own copy: what is leased is not removed.
-        let lease = match order.model == serving.base_name {
-            true => None,
-            false => {
-                let lease = self.registry.lease(&order.model, caller)?;
-                Some(lease.ok_or_else(|| TrainingError::NoModel(order.model.clone()))?)
-            }
-        };
-        let from = match &lease {
-            Some(lease) => Some(self.registry.files_of(lease.entry()).await?),
-            None => None,
-        };
-        let replaces = self.stands_for(&name, tenant)?;
-        let mut job = JobRecord::new(id, tenant, order, name, replaces);
-        job.objects = self.provide(&job, data, from.as_ref().map(|(path, _)| path.clone())).await?;
-        let kept = self.keep(&job, key).await;
-        match &kept {
-            Ok(kept) if kept.id == job.id => {}
-            // It may turn out to be kept: what nobody needs is swept at the next start.
-            Err(TrainingError::Database(_)) if self.fleet.is_none() => {}
-            _ => self.forget(&job).await,
-        }
-        kept
-    }
-
-    /// Keeps a job that has all it needs, unless the same request has created one.
-    async fn keep(&self, job: &JobRecord, key: Option<&[u8]>) -> Result<JobRecord, TrainingError> {
-        let event = EventRecord::now(Level::Info, format!("created fine-tuning job {}", job.id));
-        let limit = self.limits.tenant_jobs;
-        let _changing = self.changing.lock().await;
-        match self.table.add_job(NewJob { job, key, event: &event, limit }).await? {
-            JobAdded::Before(before) if before.order != job.order => Err(TrainingError::KeyReused(before.id)),
-            JobAdded::Before(before) => Ok(*before),
-            JobAdded::TooMany => Err(TrainingError::TooManyJobs(limit)),
-            JobAdded::NoFile(id) => Err(TrainingError::NoFile(id)),
-            JobAdded::Kept => {
-                failpoint::pass("gateway.job_committed");
-                // Whoever follows the fleet may have heard of it first, and it may be worked on already.
-                self.live().entry(job.id.clone()).or_insert_with(|| Live::new(job.clone()));
-                self.due.notify_one();
-                Ok(job.clone())
-            }
-        }
-    }
-
-    /// Sees that a job has what it needs wherever it gets its trainer; returns what of it lies in a bucket.
-    async fn provide(
-        &self,
-        job: &JobRecord,
-        data: Vec<(FileRecord, &'static str)>,
-        from: Option<PathBuf>,
-    ) -> Result<Vec<ObjectRecord>, TrainingError> {
-        let Some(fleet) = &self.fleet else {
-            let links = data.into_iter().map(|(file, name)| (self.file_path(&file.id), name)).collect();
-            return files::prepare(self.job_directory(&job.id), links, from).await.map(|()| Vec::new());
-        };
-        let mut objects: Vec<_> = data.into_iter().map(|(file, name)| file.object(name)).collect();
-        if let Some(from) = from {
-            objects.extend(fleet.send_all(job, order::FROM, &from).await?);
-        }
-        Ok(objects)
-    }
-
-    /// Removes what was provided for a job that is not kept.
-    async fn forget(&self, job: &JobRecord) {
-        match &self.fleet {
-            None => files::remove(self.job_directory(&job.id)).await,
-            Some(fleet) => {
-                for object in job.objects.iter().filter(|object| file_of(&object.path).is_none()) {
-                    fleet.discard(&object.path).await;
-                }
-            }
-        }
-    }
-
-    /// The job that the same request with this key has created.
-    async fn created_before(
-        &self,
-        order: &Order,
-        key: Option<&[u8]>,
-        tenant: &str,
-    ) -> Result<Option<JobRecord>, TrainingError> {
-        let Some(key) = key else { return Ok(None) };
-        match self.table.job_of_key(key, tenant).await? {
-            Some(job) if job.order != *order => Err(TrainingError::KeyReused(job.id)),
-            job => Ok(job),
-        }
-    }
-
-    /// A file to learn from.
-    async fn data(&self, id: &str, tenant: &str) -> Result<FileRecord, TrainingError> {
-        let file = self.file(id, tenant).await?;
-        match file.purpose {
-            Purpose::FineTune => Ok(file),
-            Purpose::FineTuneResults => Err(TrainingError::WrongPurpose(file.id)),
-        }
-    }
-
-    /// The generation that `name` stands for, if it is the tenant's.
-    fn stands_for(&self, name: &str, tenant: &str) -> Result<Option<String>, TrainingError> {
-        match self.registry.entries().get(name) {
-            None => Ok(None),
-            Some(entry) if entry.record.tenant.as_deref() == Some(tenant) => {
-                Ok(Some(entry.record.generation.to_string()))
-            }
-            Some(_) => Err(TrainingError::NameTaken(name.to_owned())),
-        }
-    }
-
     /// Jobs of `tenant`.
     ///
     /// # Errors
@@ -300,6 +168,12 @@ impl Training {
             if !is_possible(found) {
                 return Err(TrainingError::WrongState { status: found.said(), wanted });
             }
+            if status == Status::Paused {
+                job.pauses += 1;
+                if job.pauses > MAX_PAUSES {
+                    return Err(TrainingError::TooManyPauses(MAX_PAUSES));
+                }
+            }
             job.status = status;
             Ok(vec![EventRecord::now(Level::Info, format!("the job was {wanted}"))])
         };
@@ -347,7 +221,26 @@ impl Training {
         };
         self.counters.changed(&job);
         self.changed(&job, written);
+        if job.status.is_final()
+            && let Err(error) = self.remove_ended(&job.tenant, KEPT_JOBS).await
+        {
+            // The next job of the tenant that ends does it.
+            tracing::debug!(%error, "jobs that ended long ago could not be removed");
+        }
         Ok(Some(job))
+    }
+
+    /// Removes jobs of `tenant` that have ended, with their events and results, but for the `keep` newest.
+    async fn remove_ended(&self, tenant: &str, keep: u32) -> Result<(), TrainingError> {
+        for job in self.table.remove_ended(tenant, keep).await? {
+            let Some(results) = job.result_file else { continue };
+            match self.remove_file(&results, tenant).await {
+                // The tenant has removed it before.
+                Ok(_) | Err(TrainingError::NoFile(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
     }
 
     /// In whose name a job is changed, and what is to be written of it before; `None` if it is somebody else's to change.

@@ -239,6 +239,9 @@ pub struct JobRecord {
     /// In a fleet, what it needs, by the name it has here: data, checkpoint, the adapter to go on from.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub objects: Vec<ObjectRecord>,
+    /// How often it was paused.
+    #[serde(default)]
+    pub pauses: u32,
     /// Whether its adapter is being put under its name: nobody can cancel it then.
     #[serde(default)]
     pub is_closing: bool,
@@ -272,6 +275,7 @@ impl JobRecord {
             mark: None,
             pending_marks: Vec::new(),
             objects: Vec::new(),
+            pauses: 0,
             is_closing: false,
             generation: None,
             result_file: None,

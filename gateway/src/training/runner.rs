@@ -12,7 +12,7 @@ use std::{
 };
 
 use tokio::{
-    io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader},
+    io::{AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _, AsyncWriteExt as _, BufReader},
     net::UnixStream,
     sync::{oneshot, watch},
     task::JoinSet,
@@ -176,11 +176,11 @@ impl Training {
     ) -> Result<Ending, TrainingError> {
         let (id, method) = (job.id.as_str(), job.order.method);
         let (read, mut write) = connection.into_split();
-        let mut lines = BufReader::new(read);
+        let mut lines = Lines::new(read);
         let (mut begun, mut problems, mut has_plan) = (Some(begun), Vec::new(), false);
         loop {
             let next = tokio::select! {
-                line = line(&mut lines) => line,
+                line = lines.next() => line,
                 () = told(&mut stop) => {
                     // The end of its stdin tells the trainer to keep a checkpoint and end.
                     let _ = write.shutdown().await;
@@ -228,13 +228,8 @@ impl Training {
     }
 
     /// Hears of the checkpoint that a trainer keeps when it is told to stop.
-    async fn hear_out(
-        &self,
-        id: &str,
-        lines: &mut (impl tokio::io::AsyncBufRead + Unpin),
-        outgoing: &Outgoing,
-    ) {
-        while let Ok(Some(text)) = line(lines).await {
+    async fn hear_out(&self, id: &str, lines: &mut Lines<impl AsyncRead + Unpin>, outgoing: &Outgoing) {
+        while let Ok(Some(text)) = lines.next().await {
             let event = training_protocol::parse(&text);
             if matches!(event, Event::Checkpoint { .. } | Event::Step(_))
                 && let Err(error) = self.note(id, event, outgoing).await
@@ -277,12 +272,58 @@ async fn told(stop: &mut watch::Receiver<bool>) {
     let _ = stop.wait_for(|stop| *stop).await;
 }
 
-/// A line of a trainer; `None` at the end.
-async fn line(lines: &mut (impl tokio::io::AsyncBufRead + Unpin)) -> io::Result<Option<String>> {
-    let mut text = String::new();
-    match lines.take(MAX_LINE_BYTES).read_line(&mut text).await? {
-        0 => Ok(None),
-        _ if !text.ends_with('\n') => Err(io::ErrorKind::InvalidData.into()),
-        _ => Ok(Some(text)),
+/// Lines of a trainer.
+struct Lines<R> {
+    read: BufReader<R>,
+    /// What has come of a line. The bytes stay here when a wait for the rest is given up.
+    begun: Vec<u8>,
+}
+
+impl<R: AsyncRead + Unpin> Lines<R> {
+    fn new(read: R) -> Self {
+        Self { read: BufReader::new(read), begun: Vec::new() }
+    }
+
+    /// The next line; `None` at the end. Nothing is lost if this is dropped before it is done.
+    async fn next(&mut self) -> io::Result<Option<String>> {
+        let room = MAX_LINE_BYTES - self.begun.len() as u64;
+        (&mut self.read).take(room).read_until(b'\n', &mut self.begun).await?;
+        let line = std::mem::take(&mut self.begun);
+        match line.last() {
+            None => Ok(None),
+            Some(b'\n') => String::from_utf8(line).map(Some).map_err(|_| io::ErrorKind::InvalidData.into()),
+            Some(_) => Err(io::ErrorKind::InvalidData.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::duplex;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_line_that_comes_in_pieces_is_whole_although_the_wait_for_it_was_given_up() {
+        let (near, mut far) = duplex(64);
+        let mut lines = Lines::new(near);
+        for piece in ["{\"event\":", "\"check", "point\"}"] {
+            far.write_all(piece.as_bytes()).await.unwrap();
+            // Reads what is there, and is dropped while it waits for more.
+            let next = timeout(Duration::from_millis(20), lines.next()).await;
+            assert!(next.is_err(), "the line has not ended");
+        }
+        far.write_all(b"\nnext\n").await.unwrap();
+        drop(far);
+        assert_eq!(lines.next().await.unwrap().as_deref(), Some("{\"event\":\"checkpoint\"}\n"));
+        assert_eq!(lines.next().await.unwrap().as_deref(), Some("next\n"));
+        assert_eq!(lines.next().await.unwrap(), None);
+    }
+
+    #[tokio::test]
+    async fn a_line_that_is_too_long_or_breaks_off_is_none() {
+        for text in ["x".repeat(usize::try_from(MAX_LINE_BYTES).unwrap() + 1), "x".to_owned()] {
+            assert!(Lines::new(text.as_bytes()).next().await.is_err());
+        }
     }
 }

@@ -5,6 +5,8 @@
 //! - [`shared`]: rows in PostgreSQL, jobs with their holders, and what is to go from the bucket.
 //!
 //! A limit is looked at in the transaction that could break it, so it holds however many ask at once.
+//!
+//! Ids come from callers and may be any text. One that no database holds names nothing, and is never sent to either.
 
 mod host;
 pub mod shared;
@@ -30,6 +32,18 @@ pub struct Page {
     pub after: Option<String>,
     /// At most so many.
     pub limit: u32,
+}
+
+impl Page {
+    /// The same page; behind an id that no database holds it begins with the newest, as behind any id that is not there.
+    fn stored(&self) -> Self {
+        Self { after: self.after.clone().filter(|id| is_storable(id)), limit: self.limit }
+    }
+}
+
+/// Whether both databases hold `id` as a text: U+0000 is none of PostgreSQL's characters.
+fn is_storable(id: &str) -> bool {
+    !id.contains('\0')
 }
 
 /// What a page holds, and whether there is more behind it.
@@ -123,6 +137,7 @@ impl Table {
     /// As [`Table::add_file`].
     pub async fn remove_file(&self, id: &str, tenant: &str) -> Result<Option<FileRecord>, DatabaseError> {
         match self {
+            _ if !is_storable(id) => Ok(None),
             Self::Host(database) => database.remove_file(id, tenant).await,
             Self::Shared(table) => table.remove_file(id, tenant).await,
         }
@@ -134,6 +149,7 @@ impl Table {
     /// The database's.
     pub async fn file(&self, id: &str, tenant: &str) -> Result<Option<FileRecord>, DatabaseError> {
         match self {
+            _ if !is_storable(id) => Ok(None),
             Self::Host(database) => database.file(id, tenant).await,
             Self::Shared(table) => table.file(id, tenant).await,
         }
@@ -145,8 +161,8 @@ impl Table {
     /// The database's.
     pub async fn files(&self, tenant: &str, page: &Page) -> Result<Listed<FileRecord>, DatabaseError> {
         match self {
-            Self::Host(database) => database.files(tenant, page).await,
-            Self::Shared(table) => table.files(tenant, page).await,
+            Self::Host(database) => database.files(tenant, &page.stored()).await,
+            Self::Shared(table) => table.files(tenant, &page.stored()).await,
         }
     }
 
@@ -179,12 +195,35 @@ impl Table {
         }
     }
 
+    /// Jobs of `tenant` that have not ended.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn unfinished_of(&self, tenant: &str) -> Result<usize, DatabaseError> {
+        match self {
+            Self::Host(database) => database.unfinished_of(tenant).await,
+            Self::Shared(table) => table.unfinished_of(tenant).await,
+        }
+    }
+
+    /// Removes jobs of `tenant` that have ended, with their events, but for the `keep` newest; returns what is removed.
+    ///
+    /// # Errors
+    /// As [`Table::add_file`].
+    pub async fn remove_ended(&self, tenant: &str, keep: u32) -> Result<Vec<JobRecord>, DatabaseError> {
+        match self {
+            Self::Host(database) => database.remove_ended(tenant, keep).await,
+            Self::Shared(table) => table.remove_ended(tenant, keep).await,
+        }
+    }
+
     /// The job `id` of `tenant`, if there is one.
     ///
     /// # Errors
     /// The database's.
     pub async fn job(&self, id: &str, tenant: &str) -> Result<Option<JobRecord>, DatabaseError> {
         match self {
+            _ if !is_storable(id) => Ok(None),
             Self::Host(database) => database.job(id, tenant).await,
             Self::Shared(table) => table.job(id, tenant).await,
         }
@@ -207,8 +246,8 @@ impl Table {
     /// The database's.
     pub async fn jobs(&self, tenant: &str, page: &Page) -> Result<Listed<JobRecord>, DatabaseError> {
         match self {
-            Self::Host(database) => database.jobs(tenant, page).await,
-            Self::Shared(table) => table.jobs(tenant, page).await,
+            Self::Host(database) => database.jobs(tenant, &page.stored()).await,
+            Self::Shared(table) => table.jobs(tenant, &page.stored()).await,
         }
     }
 

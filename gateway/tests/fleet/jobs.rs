@@ -141,6 +141,66 @@ async fn jobs_are_kept_limited_changed_and_ended_in_either_table() {
     }
 }
 
+/// The table of a host alone, and that of a fleet where there are servers for one, with what they need.
+async fn tables() -> (Option<(Postgres, servers::s3::Bucket)>, Vec<(Host, Table)>) {
+    let alone = Host::alone().await;
+    let table = Table::of(&alone.registry);
+    let mut tables = vec![(alone, table)];
+    let servers = servers::both();
+    if let Some((postgres, bucket)) = &servers {
+        let host = Host::new(postgres, bucket).await;
+        let table = Table::of(&host.registry);
+        tables.push((host, table));
+    }
+    (servers, tables)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_id_that_no_database_holds_names_nothing_in_either_table() {
+    let (_servers, tables) = tables().await;
+    for (_host, table) in tables {
+        assert_eq!(add_file(&table, &file("file-1", 1), None).await, FileAdded::Kept);
+        assert_eq!(add(&table, &job("a"), None, 9).await, JobAdded::Kept);
+        for id in ["\0", "file-1\0", "a\0"] {
+            assert_eq!(table.file(id, "acme").await.unwrap(), None);
+            assert_eq!(table.remove_file(id, "acme").await.unwrap(), None);
+            assert_eq!(table.job(id, "acme").await.unwrap(), None);
+            assert_eq!(table.files("acme", &page(Some(id), 9)).await.unwrap().items.len(), 1);
+            assert_eq!(table.jobs("acme", &page(Some(id), 9)).await.unwrap().items.len(), 1);
+            assert_eq!(table.events("a", &page(Some(id), 9)).await.unwrap().items.len(), 1);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_jobs_that_have_ended_the_newest_of_a_tenant_are_kept_in_either_table() {
+    let (_servers, tables) = tables().await;
+    for (_host, table) in tables {
+        let other = JobRecord { tenant: "other".to_owned(), ..job("other") };
+        for job in [&job("a"), &job("b"), &job("c"), &job("d"), &other] {
+            assert_eq!(add(&table, job, Some(job.id.as_bytes()), 9).await, JobAdded::Kept);
+        }
+        assert_eq!(table.unfinished_of("acme").await.unwrap(), 4);
+        for id in ["a", "c", "d", "other"] {
+            table.change(id, By::Anyone, to(Status::Cancelled)).await.unwrap().expect("it has not ended");
+        }
+        assert_eq!(table.unfinished_of("acme").await.unwrap(), 1);
+        assert!(table.remove_ended("acme", 3).await.unwrap().is_empty(), "there are no more");
+        let removed = table.remove_ended("acme", 1).await.unwrap();
+        let mut removed: Vec<_> = removed.iter().map(|job| job.id.as_str()).collect();
+        removed.sort_unstable();
+        assert_eq!(removed, ["a", "c"], "those that were created first");
+        let left = table.jobs("acme", &page(None, 9)).await.unwrap();
+        assert_eq!(left.items.iter().map(|job| job.id.as_str()).collect::<Vec<_>>(), ["d", "b"]);
+        assert!(
+            table.events("a", &page(None, 9)).await.unwrap().items.is_empty(),
+            "events go with their job"
+        );
+        assert_eq!(table.job_of_key(b"a", "acme").await.unwrap(), None);
+        assert!(table.job("other", "other").await.unwrap().is_some(), "nobody else loses anything");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_host_at_a_time_holds_a_job_and_who_has_lost_it_writes_nothing() {
     let Some((postgres, bucket)) = servers::both() else { return };

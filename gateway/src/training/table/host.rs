@@ -78,10 +78,7 @@ impl Database {
         if let Some(before) = before {
             return Ok(JobAdded::Before(Box::new(read(&before).map_err(DatabaseError::of)?)));
         }
-        let count = sqlx::query_scalar("SELECT COUNT(*) FROM jobs WHERE due AND tenant = ?1");
-        let count: i64 =
-            count.bind(&job.tenant).fetch_one(&mut *transaction).await.map_err(DatabaseError::of)?;
-        if usize::try_from(count).unwrap_or(0) >= limit {
+        if unfinished_of(&mut transaction, &job.tenant).await.map_err(DatabaseError::of)? >= limit {
             return Ok(JobAdded::TooMany);
         }
         let add = sqlx::query("INSERT INTO jobs (id, tenant, due, record, key) VALUES (?1, ?2, ?3, ?4, ?5)");
@@ -90,6 +87,27 @@ impl Database {
         add_event(&mut transaction, &job.id, event).await.map_err(DatabaseError::of)?;
         transaction.commit().await.map_err(DatabaseError::of)?;
         Ok(JobAdded::Kept)
+    }
+
+    pub(super) async fn unfinished_of(&self, tenant: &str) -> Result<usize, DatabaseError> {
+        let mut connection = self.writer().await?;
+        unfinished_of(&mut connection, tenant).await.map_err(DatabaseError::of)
+    }
+
+    pub(super) async fn remove_ended(
+        &self,
+        tenant: &str,
+        keep: u32,
+    ) -> Result<Vec<JobRecord>, DatabaseError> {
+        let removed = sqlx::query_scalar(
+            "DELETE FROM jobs WHERE tenant = ?1 AND NOT due AND number <= \
+             (SELECT number FROM jobs WHERE tenant = ?1 AND NOT due ORDER BY number DESC LIMIT 1 OFFSET ?2) \
+             RETURNING record",
+        );
+        let mut connection = self.writer().await?;
+        let rows = removed.bind(tenant).bind(keep).fetch_all(&mut *connection).await;
+        let rows: Vec<String> = rows.map_err(DatabaseError::of)?;
+        rows.iter().map(|row| read(row)).collect::<Result<_, _>>().map_err(DatabaseError::of)
     }
 
     pub(super) async fn change(
@@ -187,6 +205,13 @@ impl Database {
         let items = rows.iter().map(|row| read(row)).collect::<Result<_, _>>();
         Ok(cut(items.map_err(DatabaseError::of)?, page.limit))
     }
+}
+
+/// Jobs of a tenant that have not ended.
+async fn unfinished_of(connection: &mut SqliteConnection, tenant: &str) -> Result<usize, sqlx::Error> {
+    let count = sqlx::query_scalar("SELECT COUNT(*) FROM jobs WHERE due AND tenant = ?1").bind(tenant);
+    let count: i64 = count.fetch_one(connection).await?;
+    Ok(usize::try_from(count).unwrap_or(usize::MAX))
 }
 
 async fn add_event(

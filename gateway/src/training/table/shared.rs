@@ -90,6 +90,21 @@ impl SharedTable {
         self.link.done(changes::add_job(&pool, new)).await
     }
 
+    pub(super) async fn unfinished_of(&self, tenant: &str) -> Result<usize, DatabaseError> {
+        let pool = self.link.session()?;
+        let asked = async { changes::unfinished_of(&mut *pool.acquire().await?, tenant).await };
+        self.link.within(asked).await
+    }
+
+    pub(super) async fn remove_ended(
+        &self,
+        tenant: &str,
+        keep: u32,
+    ) -> Result<Vec<JobRecord>, DatabaseError> {
+        let pool = self.link.session()?;
+        self.link.done(changes::remove_ended(&pool, tenant, keep)).await
+    }
+
     pub(super) async fn change(
         &self,
         id: &str,

@@ -63,9 +63,7 @@ pub(super) async fn add_job(pool: &PgPool, new: NewJob<'_>) -> Result<JobAdded, 
     {
         return Ok(JobAdded::Before(Box::new(before)));
     }
-    let count = sqlx::query_scalar("SELECT COUNT(*) FROM holobiont_jobs WHERE due AND tenant = $1");
-    let count: i64 = count.bind(&job.tenant).fetch_one(&mut *transaction).await?;
-    if usize::try_from(count).unwrap_or(0) >= limit {
+    if unfinished_of(&mut transaction, &job.tenant).await? >= limit {
         return Ok(JobAdded::TooMany);
     }
     let data: Vec<&str> = job.objects.iter().filter_map(|object| file_of(&object.path)).collect();
@@ -85,6 +83,24 @@ pub(super) async fn add_job(pool: &PgPool, new: NewJob<'_>) -> Result<JobAdded, 
     tell(&mut transaction, &job.id).await?;
     transaction.commit().await.map_err(Broken::Committing)?;
     Ok(JobAdded::Kept)
+}
+
+/// Jobs of a tenant that have not ended.
+pub(super) async fn unfinished_of(connection: &mut PgConnection, tenant: &str) -> Result<usize, sqlx::Error> {
+    let count = sqlx::query_scalar("SELECT COUNT(*) FROM holobiont_jobs WHERE due AND tenant = $1");
+    let count: i64 = count.bind(tenant).fetch_one(connection).await?;
+    Ok(usize::try_from(count).unwrap_or(usize::MAX))
+}
+
+/// Removes jobs that have ended, with their events, but for the newest.
+pub(super) async fn remove_ended(pool: &PgPool, tenant: &str, keep: u32) -> Result<Vec<JobRecord>, Broken> {
+    let removed = sqlx::query_scalar(
+        "DELETE FROM holobiont_jobs WHERE tenant = $1 AND NOT due AND number <= \
+         (SELECT number FROM holobiont_jobs WHERE tenant = $1 AND NOT due ORDER BY number DESC LIMIT 1 OFFSET $2) \
+         RETURNING record",
+    );
+    let rows: Vec<String> = removed.bind(tenant).bind(i64::from(keep)).fetch_all(pool).await?;
+    Ok(rows.iter().map(|row| read(row)).collect::<Result<_, _>>()?)
 }
 
 /// Changes a job that has not ended, with what is said of it and what it names in the bucket.

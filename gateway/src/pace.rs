@@ -1,0 +1,60 @@
+//! How long a slow peer is waited for: one that sends a form, or one that reads an answer.
+
+use std::time::Duration;
+
+/// Time that a peer may still take. A peer begins with the limit, loses the time that it is waited for, and gains the time
+/// that its bytes take at the least rate, up to the limit. So a peer at the least rate is waited for as long as it takes, and
+/// one below it is not, however short its pauses are.
+#[derive(Debug)]
+pub(crate) struct Pace {
+    limit: Duration,
+    left: Duration,
+    least_bytes_per_s: u64,
+}
+
+impl Pace {
+    /// A peer that has been waited for not at all.
+    pub(crate) fn new(limit: Duration, least_bytes_per_s: u64) -> Self {
+        Self { limit, left: limit, least_bytes_per_s }
+    }
+
+    /// How long it may still be waited for, at once.
+    pub(crate) fn left(&self) -> Duration {
+        self.left
+    }
+
+    /// It was waited for, and moved so many bytes then.
+    pub(crate) fn moved(&mut self, waited: Duration, bytes: u64) {
+        let gained = Duration::from_micros(bytes.saturating_mul(1_000_000) / self.least_bytes_per_s);
+        self.left = self.limit.min(self.left.saturating_add(gained).saturating_sub(waited));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(30);
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn a_peer_at_the_least_rate_is_waited_for_without_end() {
+        let mut pace = Pace::new(LIMIT, 1000);
+        for _ in 0..100_000 {
+            pace.moved(SECOND, 1000);
+            assert_eq!(pace.left(), LIMIT);
+        }
+    }
+
+    #[test]
+    fn a_peer_that_drips_is_given_up_also_after_it_was_fast() {
+        let mut pace = Pace::new(LIMIT, 1000);
+        pace.moved(SECOND, 1 << 30);
+        assert_eq!(pace.left(), LIMIT, "nobody saves time up");
+        let drips = (1..).find(|_| {
+            pace.moved(SECOND, 1);
+            pace.left().is_zero()
+        });
+        assert_eq!(drips, Some(31));
+    }
+}

@@ -1,0 +1,144 @@
+//! Rules that hold for every route there is: the table of routes is walked.
+
+use std::time::Duration;
+
+use axum::http::Method;
+use gateway::{
+    routes::{Route, table},
+    tenant_memory::MemoryLimits,
+};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    time::timeout,
+};
+
+use crate::{
+    client::Client,
+    fake_executor::say,
+    harness::{Harness, WATCHDOG},
+};
+
+/// Routes with a method that may have a body, which read none.
+const WITHOUT_BODY: &[&str] = &[
+    "/v1/executors/{name}/drain",
+    "/v1/executors/{name}/undrain",
+    "/v1/fine_tuning/jobs/{id}/cancel",
+    "/v1/fine_tuning/jobs/{id}/pause",
+    "/v1/fine_tuning/jobs/{id}/resume",
+    "/api/v1/client/config",
+    FINISH,
+    "/api/pull",
+    "/api/push",
+    "/api/create",
+    "/api/copy",
+];
+
+/// A route that does the same whether its id is there or not.
+const FINISH: &str = "/api/v1/sessions/{id}/finish";
+
+/// What a body may be.
+const KINDS: [&str; 3] = ["application/json", "application/x-protobuf", "multipart/form-data; boundary=x"];
+
+fn reads_a_body(route: &Route) -> bool {
+    route.method == Method::POST && !WITHOUT_BODY.contains(&route.path)
+}
+
+/// A path of the route, with `value` for everything that is left open.
+fn path(route: &Route, value: &str) -> String {
+    let parts = route.path.split('/').map(|part| if part.starts_with('{') { value } else { part });
+    parts.collect::<Vec<_>>().join("/")
+}
+
+/// Sends a head that promises a body, and a byte of it each `pause`, if one is given; returns what is answered.
+async fn promise(client: &Client, route: &Route, kind: &str, pause: Option<Duration>) -> String {
+    let (mut read, mut write) = tokio::io::split(client.connect().await.into_inner());
+    let head = format!(
+        "{} {} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: {kind}\r\ncontent-length: 4096\r\n\r\n",
+        route.method,
+        path(route, "a")
+    );
+    write.write_all(head.as_bytes()).await.unwrap();
+    let drip = async {
+        if let Some(pause) = pause {
+            while write.write_all(b" ").await.is_ok() {
+                tokio::time::sleep(pause).await;
+            }
+        }
+        std::future::pending::<()>().await;
+    };
+    let mut answer = Vec::new();
+    tokio::select! {
+        () = drip => {}
+        read = timeout(WATCHDOG, read.read_to_end(&mut answer)) => {
+            assert!(read.is_ok(), "{route:?} is still open");
+        }
+    }
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
+/// What a route answers to a body of the kind that it takes.
+async fn promise_its_kind(client: &Client, route: &Route, pause: Option<Duration>) -> String {
+    let mut answer = String::new();
+    for kind in KINDS {
+        answer = promise(client, route, kind, pause).await;
+        if !answer.starts_with("HTTP/1.1 415") {
+            break;
+        }
+    }
+    answer
+}
+
+#[tokio::test]
+async fn every_route_answers_an_id_with_nul_as_one_that_is_not_there() {
+    let harness = Harness::start(say("x")).await;
+    let mut wrong = Vec::new();
+    for route in table().iter().filter(|route| route.path.contains('{')) {
+        let method = route.method.as_str();
+        for id in ["%00", "a%00b"] {
+            let answer = harness.client.send(method, &path(route, id), KINDS[0], "").await;
+            let is_expected =
+                matches!(answer.status, 400 | 404) || route.path == FINISH && answer.status == 200;
+            if !is_expected {
+                wrong.push(format!("{route:?}: {} {}", answer.status, answer.body));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    for list in ["/v1/files", "/v1/fine_tuning/jobs"] {
+        let answer = harness.client.get(&format!("{list}?after=%00")).await;
+        assert_eq!(answer.status, 200, "{list}: {}", answer.body);
+    }
+    let metrics = harness.client.get("/metrics").await.body;
+    assert!(!metrics.contains("registry_unavailable"), "{metrics}");
+}
+
+#[tokio::test]
+async fn every_route_refuses_a_body_beyond_its_tenants_memory_before_it_comes() {
+    let limits = MemoryLimits { tenant_bytes: 1024, total_bytes: 1 << 30 };
+    let harness = Harness::start_with(say("x"), |config| config.connections.memory = limits).await;
+    let routes = table();
+    let routes = routes.iter().filter(|route| route.method == Method::POST);
+    let promised = routes.map(async |route| (route, promise_its_kind(&harness.client, route, None).await));
+    let answers = futures::future::join_all(promised).await;
+    // Ollama's shape has no code.
+    let is_refused =
+        |answer: &str| answer.starts_with("HTTP/1.1 429") && answer.contains("--tenant-memory-bytes");
+    let is_right = |(route, answer): &&(&Route, String)| is_refused(answer) == reads_a_body(route);
+    let wrong: Vec<_> = answers.iter().filter(|asked| !is_right(asked)).collect();
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[tokio::test]
+async fn every_route_cuts_off_a_body_that_drips() {
+    let limit = Duration::from_millis(200);
+    let harness = Harness::start_with(say("x"), |config| config.connections.body_timeout = limit).await;
+    let routes = table();
+    let routes = routes.iter().filter(|route| reads_a_body(route));
+    let dripped =
+        routes.map(async |route| (route, promise_its_kind(&harness.client, route, Some(limit / 8)).await));
+    let is_cut_off =
+        |answer: &str| answer.starts_with("HTTP/1.1 408") && answer.contains("--body-timeout-ms");
+    let answers = futures::future::join_all(dripped).await;
+    let wrong: Vec<_> = answers.iter().filter(|(_, answer)| !is_cut_off(answer)).collect();
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
