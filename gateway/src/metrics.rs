@@ -14,9 +14,8 @@
 //! What an executor reports has the label `executor` where there are several, and none where there is one: a sum over
 //! executors reads the same in both.
 //!
-//! There is no global recorder: two gateways in one process do not mix their figures. Requests are
-//! not labelled by tenant; rented base layers are, for whoever runs the base must see who uses it. Reading the figures
-//! needs a key of the role `metrics` or `admin`.
+//! There is no global recorder: two gateways in one process do not mix their figures. Nothing is labelled by tenant.
+//! Reading the figures needs a key of the role `metrics` or `admin`.
 
 pub mod aliases;
 mod classes;

@@ -72,15 +72,15 @@ fn is_local(host: &str) -> bool {
         || name.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
-/// What pages of the `origins` may do: the same as everybody, with a key if one is asked for.
-pub(crate) fn cors(origins: &[String]) -> CorsLayer {
+/// What pages of the `origins` may do: all `methods` that there are, as everybody, with a key if one is asked for.
+pub(crate) fn cors(origins: &[String], methods: Vec<Method>) -> CorsLayer {
     let origins = origins.iter().filter_map(|origin| HeaderValue::from_str(origin).ok());
     let named = |names: &[&'static str]| -> Vec<HeaderName> {
         names.iter().map(|name| HeaderName::from_static(name)).collect()
     };
     CorsLayer::new()
         .allow_origin(origins.collect::<Vec<_>>())
-        .allow_methods([Method::GET, Method::POST])
+        .allow_methods(methods)
         .allow_headers(named(&[
             "authorization",
             "x-api-key",

@@ -182,13 +182,21 @@ fn around(router: Router<Arc<App>>, app: &Arc<App>) -> Router {
         .layer(CatchPanicLayer::custom(request::panicked))
         .layer(middleware::from_fn_with_state(Arc::clone(app), origin::check));
     if !app.origins.allowed.is_empty() {
-        router = router.layer(origin::cors(&app.origins.allowed));
+        router = router.layer(origin::cors(&app.origins.allowed, methods()));
     }
     router
         .layer(middleware::from_fn_with_state(Arc::clone(app), request::identify))
         .layer(middleware::from_fn(ollama::errors::reshape))
         .layer(middleware::from_fn(rest::read))
         .with_state(Arc::clone(app))
+}
+
+/// Every method that a route has.
+fn methods() -> Vec<Method> {
+    let mut methods: Vec<Method> = table().into_iter().map(|route| route.method).collect();
+    methods.sort_by(|one, other| one.as_str().cmp(other.as_str()));
+    methods.dedup();
+    methods
 }
 
 async fn chat_completions(State(app): State<Arc<App>>, ask: Ask) -> Result<Response, ApiError> {

@@ -38,7 +38,7 @@ impl MemberFigures {
             executor: ExecutorFigures::new(&store),
             memory: MemoryFigures::new(&store),
             placement: PlacementFigures::new(&store, figures.expected_workers(index)),
-            layers: LayerFigures::new(&store, figures.max_adapter_labels),
+            layers: LayerFigures::new(&store),
             latest: Mutex::default(),
             max_running: AtomicU32::new(0),
             store,
@@ -87,6 +87,6 @@ impl MemberFigures {
     pub(super) fn lost(&self) {
         self.executor.lost();
         self.placement.lost();
-        self.layers.lost(&self.store);
+        self.layers.lost();
     }
 }

@@ -3,7 +3,7 @@
 //! Names follow Prometheus: a prefix, base units (seconds, bytes, ratios from 0 to 1), `_total` for counters, `_info`
 //! for facts. What the process itself costs has the names that every Prometheus client gives it (`process_`).
 //! There are no labels for tenants, and none whose values callers can invent: adapters are capped
-//! ([`super::labels`]), all others come from closed sets.
+//! ([`super::labels`]), all others come from closed sets. An adapter that a job made has its tenant in its name.
 
 use crate::adapters::figures::LOAD_BOUNDS_S;
 
@@ -226,17 +226,17 @@ metrics! {
         "Sessions that were refused: no key, another version, or a quota used up";
     LayerSessionsBroken = Counter, Count, "holobiont_layer_sessions_broken_total", [],
         "Sessions ended for a breach of the protocol, or because the client did not take its answers";
-    LayerCalls = Counter, Count, "holobiont_layer_calls_total", ["tenant", "outcome"],
+    LayerCalls = Counter, Count, "holobiont_layer_calls_total", ["outcome"],
         "Calls of base layers, by outcome: done, refused";
-    LayerRows = Counter, Count, "holobiont_layer_rows_total", ["tenant", "class"],
+    LayerRows = Counter, Count, "holobiont_layer_rows_total", ["class"],
         "Rows computed for split clients, by what they are for: decode, verify, prefill, training, noise";
-    LayerBytes = Counter, Bytes, "holobiont_layer_bytes_total", ["tenant", "direction"],
+    LayerBytes = Counter, Bytes, "holobiont_layer_bytes_total", ["direction"],
         "Bytes of activations, by direction: in, out";
-    LayerWait = Counter, Seconds, "holobiont_layer_wait_seconds_total", ["tenant"],
+    LayerWait = Counter, Seconds, "holobiont_layer_wait_seconds_total", [],
         "How long calls waited for their turn";
-    LayerCompute = Counter, Seconds, "holobiont_layer_compute_seconds_total", ["tenant"],
+    LayerCompute = Counter, Seconds, "holobiont_layer_compute_seconds_total", [],
         "Computing time, shared among the calls of a batch in proportion to their rows";
-    LayerWaitingRows = Gauge, Count, "holobiont_layer_waiting_rows", ["tenant"],
+    LayerWaitingRows = Gauge, Count, "holobiont_layer_waiting_rows", [],
         "Rows that wait for their turn";
     LayerBatches = Counter, Count, "holobiont_layer_batches_total", [],
         "Batches computed for split clients alone";

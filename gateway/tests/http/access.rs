@@ -194,6 +194,10 @@ async fn browsers_are_let_in_from_the_origins_that_were_named_and_no_others() {
     assert_eq!(preflight.status, 200);
     assert_eq!(preflight.header("access-control-allow-origin"), Some("https://a.example"));
     assert!(preflight.header("access-control-allow-headers").unwrap().contains("authorization"));
+    let methods = preflight.header("access-control-allow-methods").unwrap();
+    for route in routes::table() {
+        assert!(methods.contains(route.method.as_str()), "{route:?} cannot be used from a page: {methods}");
+    }
     let other = asked("https://b.example").send("OPTIONS", "/v1/chat/completions", "text/plain", "").await;
     assert_eq!(other.header("access-control-allow-origin"), None);
     let answer = harness.client.with_header("origin", "https://a.example").get("/v1/models").await;

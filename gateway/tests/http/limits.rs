@@ -195,6 +195,28 @@ async fn nothing_is_taken_after_draining_began_and_what_runs_ends() {
 }
 
 #[tokio::test]
+async fn a_host_that_stops_says_so_to_whoever_chooses_among_hosts() {
+    let mut harness = Harness::start_with(hang_after("a"), |config| config.grace = WATCHDOG).await;
+    let mut picker = harness.client.connect().await;
+    let body = json!({ "model": "base", "prompt": "a", "stream": true, "max_tokens": 100 });
+    let mut running = harness.client.open_post(TEXT, &body).await;
+    running.read_until("data: ").await;
+    // A request that is half sent when draining begins.
+    picker.write_all(b"GET /v1/load HTTP/1.1\r\nhost: 127.0.0.1\r\n").await.unwrap();
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let address = harness.client.address();
+    let stopping = tokio::spawn(harness.gateway.take().unwrap().shut_down());
+    eventually_async("nobody is accepted", async || tokio::net::TcpStream::connect(address).await.is_err())
+        .await;
+    picker.write_all(b"\r\n").await.unwrap();
+    let mut answer = String::new();
+    timeout(WATCHDOG, picker.read_to_string(&mut answer)).await.expect("it ends").unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("\"stopping\""), "{answer}");
+    drop(running);
+    stopping.await.unwrap().expect("nothing was cut off");
+}
+
+#[tokio::test]
 async fn what_cannot_end_within_the_grace_is_cut_off_and_that_is_said() {
     let mut harness = Harness::start_with(hang_after("a"), |config| {
         config.grace = Duration::from_millis(50);

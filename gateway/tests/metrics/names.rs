@@ -40,9 +40,7 @@ fn names_follow_the_rules_of_prometheus() {
             labels.iter().all(|label| is_name(label) && !label.starts_with("__") && *label != "le"),
             "{name}"
         );
-        // Who rents base layers is the operator's business; who asks what is nobody's.
-        let tells = labels.contains(&"tenant") && !name.starts_with("holobiont_layer_");
-        assert!(!tells && !labels.contains(&"key"), "{name} tells of tenants");
+        assert!(!labels.contains(&"tenant") && !labels.contains(&"key"), "{name} tells of tenants");
         if let Kind::Histogram(bounds) = kind {
             let is_counted = matches!(unit, Unit::Seconds | Unit::Count);
             assert!(bounds.is_sorted_by(|a, b| a < b) && is_counted, "{name}");
