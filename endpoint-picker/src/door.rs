@@ -121,6 +121,7 @@ fn answers(
             if let Some(next) = out.pop_front() {
                 return Ok(Some((next, (exchange, parts, out))));
             }
+            exchange.said();
             let Some(part) = next_part(&exchange, &mut parts).await? else { return Ok(None) };
             exchange.take(part, &mut out).map_err(|error| Status::invalid_argument(error.to_string()))?;
         }

@@ -9,12 +9,17 @@
 //!
 //! Which of them it is Envoy says in its first message. A body whose pieces go on one by one is not waited for: its head is
 //! gone before it is read. [`answers`] makes the messages.
+//!
+//! Bodies that are sent back are held until a host is chosen, all together at most
+//! [`MAX_HELD_BYTES`](crate::picker::MAX_HELD_BYTES). A request whose body
+//! finds no room is placed by what has come of it, and the rest of its body goes on piece by piece.
 
 pub mod answers;
 
 use std::{collections::VecDeque, sync::Arc};
 
 use prost_types::{Struct, Value, value::Kind};
+use tokio::sync::OwnedSemaphorePermit;
 
 use self::answers::{
     body_goes_on, choice_in_body, choice_in_head, choice_in_trailers, head_goes_on, refused, sent_back,
@@ -70,6 +75,8 @@ pub struct Exchange {
     response_mode: BodySendMode,
     subset: Subset,
     body: Vec<u8>,
+    /// The room that the body takes, as long as it is held or on its way back.
+    held: Option<OwnedSemaphorePermit>,
 }
 
 impl Exchange {
@@ -83,6 +90,7 @@ impl Exchange {
             response_mode: BodySendMode::None,
             subset: None,
             body: Vec::new(),
+            held: None,
         }
     }
 
@@ -90,6 +98,13 @@ impl Exchange {
     #[must_use]
     pub fn is_asking(&self) -> bool {
         matches!(self.stage, Stage::Begin | Stage::Asking(_))
+    }
+
+    /// All that was to be said has been taken away: a body that was sent back is held no longer.
+    pub fn said(&mut self) {
+        if self.body.is_empty() {
+            self.held = None;
+        }
     }
 
     /// Takes a message; what is to be said to it comes to the end of `out`.
@@ -160,15 +175,7 @@ impl Exchange {
                 self.body = Vec::new();
                 out.push_back(too_large(self.picker.max_body_bytes));
             }
-            Stage::Asking(head) if is_sent_back => {
-                self.body.extend_from_slice(&body.body);
-                if body.end_of_stream {
-                    self.choose(&head, choice_in_head, out);
-                    self.send_back(Last::Yes, out);
-                } else {
-                    self.stage = Stage::Asking(head);
-                }
-            }
+            Stage::Asking(head) if is_sent_back => self.hold(head, &body, out),
             Stage::Asking(head) => {
                 self.body = body.body;
                 self.choose(&head, choice_in_body, out);
@@ -176,6 +183,29 @@ impl Exchange {
             }
         }
         Ok(())
+    }
+
+    /// Holds a piece of a body that is sent back, and places the request when the body is whole, or finds no room.
+    fn hold(&mut self, head: Head, piece: &HttpBody, out: &mut VecDeque<ProcessingResponse>) {
+        let has_room = self.reserve(piece.body.len());
+        self.body.extend_from_slice(&piece.body);
+        if has_room && !piece.end_of_stream {
+            self.stage = Stage::Asking(head);
+            return;
+        }
+        self.choose(&head, choice_in_head, out);
+        self.send_back(if piece.end_of_stream { Last::Yes } else { Last::No }, out);
+    }
+
+    /// Takes room for so many more bytes; false if there is none.
+    fn reserve(&mut self, bytes: usize) -> bool {
+        let Ok(bytes) = u32::try_from(bytes) else { return false };
+        let Ok(more) = Arc::clone(&self.picker.room).try_acquire_many_owned(bytes) else { return false };
+        match &mut self.held {
+            Some(held) => held.merge(more),
+            held @ None => *held = Some(more),
+        }
+        true
     }
 
     fn trailers(&mut self, out: &mut VecDeque<ProcessingResponse>) -> Result<(), Misplaced> {

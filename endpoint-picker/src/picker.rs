@@ -1,6 +1,8 @@
 //! What all streams share: the hosts, how much may be held, and what is counted.
 
-use std::time::Instant;
+use std::{sync::Arc, time::Instant};
+
+use tokio::sync::Semaphore;
 
 use crate::{
     ask::{Ask, Head},
@@ -11,6 +13,9 @@ use crate::{
     metrics::{Metrics, Outcome},
 };
 
+/// Bytes of bodies that are held until their requests are placed, of all requests together.
+pub const MAX_HELD_BYTES: usize = 256 << 20;
+
 /// See the module's description.
 #[derive(Debug)]
 pub struct Picker {
@@ -20,13 +25,16 @@ pub struct Picker {
     pub metrics: Metrics,
     /// Longest body of a request, in bytes.
     pub max_body_bytes: usize,
+    /// Bytes of bodies that may still be held: a permit for each.
+    pub(crate) room: Arc<Semaphore>,
 }
 
 impl Picker {
     /// Knows no hosts yet.
     #[must_use]
     pub fn new(rules: Rules, max_body_bytes: usize) -> Self {
-        Self { fleet: Fleet::new(rules), metrics: Metrics::default(), max_body_bytes }
+        let room = Arc::new(Semaphore::new(MAX_HELD_BYTES));
+        Self { fleet: Fleet::new(rules), metrics: Metrics::default(), max_body_bytes, room }
     }
 
     /// Whether one of the hosts is ready, as it said lately.

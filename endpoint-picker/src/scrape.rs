@@ -55,8 +55,10 @@ enum Fault {
     Http(#[from] hyper::Error),
     #[error("it took longer than {} ms", .0.as_millis())]
     Slow(Duration),
-    #[error("it answered with {0}; the key must have the role metrics or admin")]
+    #[error("it answered with {0}")]
     Status(StatusCode),
+    #[error("it answered with {0}; the key must have the role metrics or admin")]
+    Key(StatusCode),
     #[error("it said more than {MAX_REPORT_BYTES} bytes, or broke off")]
     Body,
     #[error("what it said is no report: {0}")]
@@ -157,8 +159,10 @@ async fn ask(
     }
     sender.ready().await?;
     let response = sender.send_request(request).await?;
-    if response.status() != StatusCode::OK {
-        return Err(Fault::Status(response.status()));
+    match response.status() {
+        StatusCode::OK => {}
+        status @ (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) => return Err(Fault::Key(status)),
+        status => return Err(Fault::Status(status)),
     }
     let body = Limited::new(response.into_body(), MAX_REPORT_BYTES).collect().await;
     Ok(serde_json::from_slice(&body.map_err(|_| Fault::Body)?.to_bytes())?)

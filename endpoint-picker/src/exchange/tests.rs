@@ -12,6 +12,7 @@ use super::*;
 use crate::{
     fleet::Rules,
     messages::{BodyMutation, CommonResponse, Empty, HeaderMap, HeaderValue, ProtocolConfiguration},
+    picker::MAX_HELD_BYTES,
 };
 
 const MAX_BODY_BYTES: usize = 200 << 10;
@@ -183,6 +184,41 @@ fn a_body_that_is_too_long_is_refused_and_not_kept() {
     let asked = [opening(BodySendMode::FullDuplexStreamed), body(&piece, false), body(&piece, false)];
     let told = told(&picker(&HOSTS), &asked);
     assert_eq!(immediate(&told[2][0]).0, 413);
+}
+
+#[test]
+fn a_body_that_finds_no_room_is_not_held_and_its_request_is_placed_all_the_same() {
+    let picker = picker(&HOSTS);
+    let others = u32::try_from(MAX_HELD_BYTES - 1500).unwrap();
+    let others = Arc::clone(&picker.room).try_acquire_many_owned(others).unwrap();
+    let asked =
+        [opening(BodySendMode::FullDuplexStreamed), body(&[b'a'; 1000], false), body(&[b'b'; 1000], false)];
+    let said = told(&picker, &asked);
+    assert!(said[1].is_empty(), "there is room for the first piece");
+    destination(&said[2][0]);
+    let last = told(&picker, &[asked.as_slice(), &[body(b"c", true)]].concat()).pop().unwrap();
+    assert!(matches!(&last[..], [ProcessingResponse { answer: Some(Answer::RequestBody(_)), .. }]));
+    drop(others);
+    let said = told(&picker, &asked);
+    assert!(said[2].is_empty(), "there is room for both");
+    assert_eq!(picker.room.available_permits(), MAX_HELD_BYTES, "all is given back");
+}
+
+#[test]
+fn room_is_given_back_when_a_body_has_gone_on() {
+    let picker = picker(&HOSTS);
+    let mut exchange = Exchange::new(Arc::clone(&picker));
+    let mut out = VecDeque::new();
+    for message in [opening(BodySendMode::FullDuplexStreamed), body(&[b'a'; 1000], false)] {
+        exchange.take(message, &mut out).unwrap();
+        exchange.said();
+    }
+    assert_eq!(picker.room.available_permits(), MAX_HELD_BYTES - 1000);
+    exchange.take(body(b"b", true), &mut out).unwrap();
+    assert_eq!(picker.room.available_permits(), MAX_HELD_BYTES - 1001, "pieces are on their way back");
+    out.clear();
+    exchange.said();
+    assert_eq!(picker.room.available_permits(), MAX_HELD_BYTES);
 }
 
 #[test]
