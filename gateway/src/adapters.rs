@@ -6,7 +6,7 @@
 //! # Where things are
 //!
 //! - [`registry`]: all of it held together. What is done with it is told in the rooms of the doing:
-//!   - [`change`]: load, replace, unload, pin; [`request`] is what a load says.
+//!   - [`change`]: load, replace, unload; `pin`; `lifetime`: until when; [`request`] is what a load says.
 //!   - [`upload`]: the same with files that are sent along.
 //!   - `on_demand`: an adapter loaded into an executor when a request needs it there, others making room.
 //!   - `restore`: an executor that was just connected made ready.
@@ -49,10 +49,12 @@ pub mod figures;
 mod import;
 pub mod jail;
 mod layout;
+mod lifetime;
 mod listing;
 mod names;
 mod on_demand;
 mod others;
+mod pin;
 pub mod records;
 pub mod registry;
 pub mod request;
@@ -65,15 +67,15 @@ pub mod table;
 pub mod upload;
 
 pub use self::{
-    change::Pin,
     database::Record,
     entry::{Entry, Lease, Place},
     errors::{AdapterError, LeaseError, OpenError, ResidencyError, SumError, Unfetched, Unusable},
     figures::Figures,
     listing::{Listed, Listing},
+    pin::Pin,
     records::{address::PostgresAddress, link::Freshness},
     registry::{Fleet, Options, Registry},
-    request::{LoadRequest, Replace},
+    request::{LoadRequest, Publication, Replace, Terms},
     residency::Tier,
     store::{Arriving, BucketAddress, FetchFigures, StoreError},
 };

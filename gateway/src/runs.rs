@@ -28,6 +28,7 @@ pub mod wire;
 pub mod worker;
 
 use std::{
+    collections::HashSet,
     path::Path,
     sync::{Arc, Weak},
     time::Duration,
@@ -36,7 +37,12 @@ use std::{
 use tokio::sync::watch;
 
 use self::{book::Book, kept::States, promises::Promises, worker::Means};
-use crate::{adapters::Registry, lifecycle::Status, trainers::Trainers};
+use crate::{
+    adapters::{AdapterError, Entry, Registry, database::DatabaseError},
+    clock::seconds_since_1970,
+    lifecycle::Status,
+    trainers::Trainers,
+};
 
 /// How often is looked for what nobody wants any more.
 const SWEEP: Duration = Duration::from_secs(15);
@@ -68,22 +74,70 @@ impl Runs {
 
     /// Forgets what nobody wants any more, for as long as there is anything.
     pub async fn sweep(runs: Weak<Self>) {
+        let mut suspects = HashSet::new();
         loop {
             tokio::time::sleep(SWEEP).await;
             let Some(runs) = runs.upgrade() else { return };
             runs.book.sweep();
             runs.promises.sweep();
-            for name in runs.abandoned() {
-                // One that is gone already is no loss.
-                let _ = runs.means.registry.unload(&name, None).await;
-            }
+            runs.unload_unwanted(&mut suspects).await;
         }
     }
 
-    /// Snapshots whose model is gone, perhaps since before a restart.
-    fn abandoned(&self) -> Vec<String> {
-        let is_abandoned =
-            |name: &&String| saved::run_of_snapshot(name).is_some_and(|run| !self.book.has_run(run));
-        self.means.registry.entries().keys().filter(is_abandoned).cloned().collect()
+    /// Unloads adapters whose time is over, and snapshots whose model is gone. `suspects` are gateways that did not count as
+    /// alive at the last call: a gateway counts as gone once two calls in a row have found it so, for after an outage of the
+    /// registry every gateway is out of date for a moment.
+    pub async fn unload_unwanted(&self, suspects: &mut HashSet<String>) {
+        let registry = &self.means.registry;
+        let gone = match registry.stay().await {
+            Ok(living) => {
+                let entries = registry.entries();
+                let makers = entries.values().filter_map(|entry| entry.record.made_by.clone());
+                let missing: HashSet<String> = makers.filter(|maker| !living.contains(maker)).collect();
+                let gone = missing.intersection(suspects).cloned().collect();
+                *suspects = missing;
+                gone
+            }
+            Err(error) => {
+                tracing::debug!(%error, "which gateways are alive is not known now");
+                HashSet::new()
+            }
+        };
+        for (name, why) in self.unwanted(&gone) {
+            tracing::info!(name, why, "an adapter of a Tinker run is unloaded");
+            let registry = Arc::clone(registry);
+            // Requests that use the adapter may finish, and the next sweep does not wait for them.
+            tokio::spawn(async move {
+                match registry.unload(&name, None).await {
+                    // Another gateway was first.
+                    Ok(_)
+                    | Err(AdapterError::NotFound(_) | AdapterError::Database(DatabaseError::Conflict(_))) => {
+                    }
+                    Err(error) => {
+                        tracing::warn!(name, %error, "an adapter could not be unloaded; it is tried again")
+                    }
+                }
+            });
+        }
+    }
+
+    /// Adapters that are to be unloaded, each with the reason: their time is over, their model has ended here, or the gateway
+    /// that made them is one of those that are `gone`.
+    fn unwanted(&self, gone: &HashSet<String>) -> Vec<(String, &'static str)> {
+        let (now, own) = (seconds_since_1970(), self.means.registry.instance());
+        let reason = |entry: &Entry| {
+            let record = &entry.record;
+            if entry.expires_at().is_some_and(|at| at <= now) {
+                return Some("its ttl_seconds are over");
+            }
+            let maker = record.made_by.as_deref()?;
+            if maker != own {
+                return gone.contains(maker).then_some("the gateway that made it is gone");
+            }
+            let run = saved::run_of_snapshot(&record.name)?;
+            (!self.book.has_run(run)).then_some("its model has ended")
+        };
+        let entries = self.means.registry.entries();
+        entries.iter().filter_map(|(name, entry)| Some((name.clone(), reason(entry)?))).collect()
     }
 }

@@ -301,6 +301,7 @@ impl Gateway {
             let _ = task.await;
         }
         self.app.training.let_all_go().await;
+        self.app.registry.leave().await;
         // It ends by itself now, unless it is what ended first.
         if !self.lifecycle.is_finished() {
             let _ = self.lifecycle.await;

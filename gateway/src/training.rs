@@ -58,13 +58,14 @@ use crate::{
     adapters::{LeaseError, Registry, ResidencyError, database::DatabaseError, store::bucket::BucketError},
     config::TrainingLimits,
     lifecycle::Status,
+    lock::KeyedLocks,
     tenant_slots::TenantSlots,
     thread::{self, ThreadError},
     trainers::{NoTrainer, Trainers},
 };
 
 /// Places where a test may make the gateway die, in the order of a job's life.
-pub const FAILPOINTS: &[&str] = &["gateway.job_committed", "gateway.job_published"];
+pub const FAILPOINTS: &[&str] = &["gateway.job_committed", "gateway.job_publishing", "gateway.job_published"];
 
 /// Files that are taken in at once, and files that are read at once.
 pub const MAX_TRANSFERS: usize = 32;
@@ -174,8 +175,8 @@ pub struct Training {
     directory: PathBuf,
     /// Every job that has not ended, by id.
     live: Mutex<HashMap<String, Live>>,
-    /// Held while a job changes, so that what is on disk and in memory stay in step.
-    changing: tokio::sync::Mutex<()>,
+    /// Held by job while the job changes, so that its row and its entry in `live` stay in step.
+    changing: KeyedLocks<String>,
     uploads: Arc<TenantSlots>,
     downloads: Arc<TenantSlots>,
     creations: Arc<TenantSlots>,
@@ -224,7 +225,7 @@ impl Training {
             limits,
             directory,
             live: Mutex::new(live),
-            changing: tokio::sync::Mutex::default(),
+            changing: KeyedLocks::default(),
             uploads: TenantSlots::new(MAX_TRANSFERS, TENANT_TRANSFERS),
             downloads: TenantSlots::new(MAX_TRANSFERS, TENANT_TRANSFERS),
             creations: TenantSlots::new(MAX_CREATIONS, 1),

@@ -1,7 +1,6 @@
-//! Changes of the registry: load, replace, unload, pin. Each is answered when it is on disk.
+//! Changes of the registry: load, replace, unload. Each is answered when it is on disk.
 
 use std::{
-    collections::HashMap,
     path::Path,
     sync::{Arc, PoisonError, atomic::Ordering},
     time::Duration,
@@ -17,8 +16,7 @@ use super::{
     jail::Place,
     names::{check_chosen_name, check_name},
     registry::Registry,
-    request::{LoadRequest, Replace, check_generation, check_replace},
-    residency::Home,
+    request::{LoadRequest, Publication, Replace, Terms, check_generation, check_replace},
     share::LoadedBy,
     store::{ContentId, Incoming, Sweep},
     table::Table,
@@ -31,15 +29,6 @@ use crate::{
 
 /// After so long what another gateway has changed has been heard of.
 const AFTER_CONFLICT: Duration = Duration::from_secs(2);
-
-/// What to do with an adapter that requests do not use.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Pin {
-    /// Keep it resident.
-    Keep,
-    /// Let it make room for others.
-    Release,
-}
 
 impl Registry {
     /// Loads an adapter from inside the root.
@@ -71,18 +60,18 @@ impl Registry {
         let place = Place::anywhere(path)?;
         let (name, path) = (name.to_owned(), path.to_owned());
         let request = LoadRequest { name, path, replace: Replace::Always, tenant: None, pinned: None };
-        let by = LoadedBy::Administrator;
-        match self.load_from(place, request.clone(), by).await {
+        match self.load_from(place, request.clone(), LoadedBy::Administrator).await {
             // The gateways of a fleet start together, with the same adapters.
             Err(AdapterError::Database(DatabaseError::Conflict(_))) => {
                 tokio::time::sleep(AFTER_CONFLICT).await;
-                self.load_from(Place::anywhere(&request.path)?, request, by).await
+                self.load_from(Place::anywhere(&request.path)?, request, LoadedBy::Administrator).await
             }
             done => done,
         }
     }
 
-    /// Loads an adapter that was made for a tenant here, from anywhere, if the tenant's share of the registry has room for it.
+    /// Loads an adapter that was made for a tenant here, from anywhere, on these terms, if the tenant's share of the registry
+    /// has room for it.
     ///
     /// # Errors
     /// See [`AdapterError`]; nothing has changed then.
@@ -90,9 +79,10 @@ impl Registry {
         self: &Arc<Self>,
         request: LoadRequest,
         base_name: &str,
+        terms: Terms,
     ) -> Result<Arc<Entry>, AdapterError> {
         check_name(&request.name, base_name)?;
-        self.load_from(Place::anywhere(&request.path)?, request, LoadedBy::Tenant).await
+        self.load_from(Place::anywhere(&request.path)?, request, LoadedBy::Tenant(terms)).await
     }
 
     pub(super) async fn load_from(
@@ -114,14 +104,18 @@ impl Registry {
         if old.is_none() && table.len() >= self.max_adapters {
             return Err(AdapterError::Full(self.max_adapters));
         }
-        if by == LoadedBy::Tenant {
-            self.share.check(&table, tenant.as_deref(), &request.name, incoming.bytes)?;
-        }
+        let terms = match by {
+            LoadedBy::Administrator => Terms::default(),
+            LoadedBy::Tenant(terms) => {
+                self.share.check(&table, tenant.as_deref(), &request.name, incoming.bytes)?;
+                terms
+            }
+        };
         if let Some(same) = self.already(&request, old.as_ref(), &incoming).await? {
             return Ok(same);
         }
         let content = incoming.content;
-        let entry = match self.admit(&request, tenant, incoming, old.as_deref()).await {
+        let entry = match self.admit(&request, tenant, incoming, old.as_deref(), &terms).await {
             Ok(entry) => entry,
             Err(error) => {
                 self.discard(content, &error);
@@ -186,6 +180,7 @@ impl Registry {
         tenant: Option<String>,
         incoming: Incoming,
         old: Option<&Entry>,
+        terms: &Terms,
     ) -> Result<Arc<Entry>, AdapterError> {
         let (store, content) = (self.store.clone(), incoming.content);
         let _held = thread::run("adapter-install", move || store.install(&incoming)).await??;
@@ -212,8 +207,10 @@ impl Registry {
             last_used_us: now_us(),
             pinned,
             version: 0,
+            made_by: terms.made_by.clone(),
+            expires_at: terms.expires_at,
         };
-        let registered = self.register(record, &loaded, old).await;
+        let registered = self.register(record, &loaded, old, terms.publication.as_ref()).await;
         if registered.is_err() {
             self.free(home, AdapterId(loaded.adapter)).await;
         }
@@ -251,6 +248,7 @@ impl Registry {
         mut record: Record,
         loaded: &AdapterLoaded,
         old: Option<&Entry>,
+        of: Option<&Publication>,
     ) -> Result<Arc<Entry>, AdapterError> {
         if loaded.modules == 0 {
             return Err(AdapterError::NoModules(record.source.display().to_string()));
@@ -259,7 +257,7 @@ impl Registry {
             self.check_pins(&record.name, AdapterId(loaded.adapter), loaded.bytes)?;
         }
         failpoint::pass("gateway.before_commit");
-        record.version = self.records.put(&record, old).await?;
+        record.version = self.records.put(&record, old, of).await?;
         let entry = self.enter(Arc::new(Entry::new(record)));
         tracing::info!(name = %entry.record.name, generation = %entry.record.generation, "adapter loaded");
         self.after_commit().await;
@@ -284,50 +282,8 @@ impl Registry {
         Ok(freed)
     }
 
-    /// Keeps an adapter resident from now on, also after a restart, or lets it go.
-    ///
-    /// # Errors
-    /// See [`AdapterError`]; nothing has changed then.
-    pub async fn pin(&self, name: &str, pin: Pin) -> Result<Arc<Entry>, AdapterError> {
-        let _held = match pin {
-            Pin::Keep => Some(self.fetch(&*self.entry(name)?).await?),
-            Pin::Release => None,
-        };
-        let _changing = self.changing.lock().await;
-        let (entry, pinned) = (self.entry(name)?, pin == Pin::Keep);
-        if pinned {
-            self.check_pins(name, entry.id(), entry.record.bytes)?;
-            for home in self.in_use() {
-                let _moving = home.moving.lock().await;
-                self.make_resident(home, &entry).await?;
-            }
-            entry.set_fault(None);
-        }
-        let version = self.records.set_pinned(&entry, pinned).await?;
-        failpoint::pass("gateway.pin_committed");
-        entry.set_pinned(pinned);
-        entry.set_version(version);
-        self.after_commit().await;
-        Ok(entry)
-    }
-
-    fn entry(&self, name: &str) -> Result<Arc<Entry>, AdapterError> {
+    pub(super) fn entry(&self, name: &str) -> Result<Arc<Entry>, AdapterError> {
         self.entries().get(name).cloned().ok_or_else(|| AdapterError::NotFound(name.to_owned()))
-    }
-
-    /// Fails if `id` and all that is pinned do not fit each executor together: what is pinned is on all of them.
-    fn check_pins(&self, name: &str, id: AdapterId, bytes: u64) -> Result<(), AdapterError> {
-        let entries = self.entries();
-        let pinned = entries.values().filter(|entry| entry.is_pinned() && entry.record.name != name);
-        let pinned: HashMap<_, _> =
-            pinned.map(|entry| (entry.id(), entry.record.bytes)).chain([(id, bytes)]).collect();
-        let pinned_bytes = pinned.values().fold(0u64, |sum, bytes| sum.saturating_add(*bytes));
-        match self.homes.iter().filter_map(Home::budget_bytes).min() {
-            Some(budget_bytes) if pinned_bytes > budget_bytes => {
-                Err(AdapterError::PinsExceedBudget { name: name.to_owned(), pinned_bytes, budget_bytes })
-            }
-            _ => Ok(()),
-        }
     }
 
     /// Puts an entry into the table, unless what was registered under its name has been taken over already, or something that
@@ -377,7 +333,7 @@ impl Registry {
     }
 
     /// What a change that succeeded makes possible. Call it with `changing` held: nothing may be installed meanwhile.
-    async fn after_commit(&self) {
+    pub(super) async fn after_commit(&self) {
         if self.sweep_due.swap(false, Ordering::Relaxed) {
             let keep = self.every_entry().iter().map(|entry| entry.record.content).collect();
             let store = self.store.clone();

@@ -22,8 +22,10 @@ use tokio::sync::{Mutex, MutexGuard};
 pub use super::errors::DatabaseError;
 use super::{
     layout::MIGRATIONS,
+    request::Publication,
     store::{self, ContentId},
 };
+use crate::training::table;
 
 /// Name of the registry within the state directory.
 const FILE: &str = "registry.sqlite3";
@@ -63,6 +65,10 @@ pub struct Record {
     pub pinned: bool,
     /// Number of its last change in a registry of many hosts; 0 in that of one, where nobody else changes it.
     pub version: u64,
+    /// The gateway process whose run needs the adapter, and unloads it with the run. `None` if people unload it.
+    pub made_by: Option<String>,
+    /// When the adapter is unloaded, in seconds since 1970. `None` is never.
+    pub expires_at: Option<u64>,
 }
 
 /// Keeps a second gateway out of the state directory as long as it lives.
@@ -178,10 +184,17 @@ impl Database {
     /// Registers an adapter in place of whatever had its name. On disk when this returns.
     ///
     /// # Errors
-    /// [`DatabaseError::Full`] or [`DatabaseError::Failed`]; nothing has changed then.
-    pub async fn put(&self, record: &Record) -> Result<(), DatabaseError> {
+    /// [`DatabaseError::Full`], [`DatabaseError::Failed`], or [`DatabaseError::NotHeld`]; nothing has changed then.
+    pub async fn put(&self, record: &Record, of: Option<&Publication>) -> Result<(), DatabaseError> {
         let mut connection = self.writer().await?;
         let mut transaction = connection.begin().await.map_err(DatabaseError::of)?;
+        if let Some(Publication { job, .. }) = of {
+            let generation = record.generation.to_string();
+            let noted = table::note_published_here(&mut transaction, job, &generation).await;
+            if !noted.map_err(DatabaseError::of)? {
+                return Err(DatabaseError::NotHeld(job.clone()));
+            }
+        }
         insert(&mut transaction, record).await.map_err(DatabaseError::of)?;
         transaction.commit().await.map_err(DatabaseError::of)
     }
@@ -216,6 +229,17 @@ impl Database {
         let mut connection = self.writer().await?;
         let changed = sqlx::query("UPDATE adapters SET pinned = ?2 WHERE name = ?1").bind(name).bind(pinned);
         changed.execute(&mut *connection).await.map(drop).map_err(DatabaseError::of)
+    }
+
+    /// Remembers when an adapter is to be unloaded. On disk when this returns.
+    ///
+    /// # Errors
+    /// As [`Database::put`].
+    pub(super) async fn set_expiry(&self, name: &str, at: Option<u64>) -> Result<(), DatabaseError> {
+        let mut connection = self.writer().await?;
+        let changed = sqlx::query("UPDATE adapters SET expires_at = ?2 WHERE name = ?1");
+        let changed = changed.bind(name).bind(at.map(signed)).execute(&mut *connection).await;
+        changed.map(drop).map_err(DatabaseError::of)
     }
 
     /// Remembers when adapters were last used, in microseconds since 1970.
@@ -300,7 +324,8 @@ pub(super) async fn delete(connection: &mut SqliteConnection, name: &str) -> Res
 pub(super) async fn insert(connection: &mut SqliteConnection, record: &Record) -> Result<(), sqlx::Error> {
     let put = sqlx::query(
         "INSERT OR REPLACE INTO adapters (name, tenant, content, generation, rank, bytes, modules, source, \
-         loaded_at, last_used_us, pinned, draft_layers) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)",
+         loaded_at, last_used_us, pinned, draft_layers, made_by, expires_at) \
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)",
     );
     put.bind(&record.name)
         .bind(&record.tenant)
@@ -314,6 +339,8 @@ pub(super) async fn insert(connection: &mut SqliteConnection, record: &Record) -
         .bind(signed(record.last_used_us))
         .bind(record.pinned)
         .bind(record.draft_layers)
+        .bind(&record.made_by)
+        .bind(record.expires_at.map(signed))
         .execute(connection)
         .await
         .map(drop)
@@ -342,6 +369,8 @@ fn record(row: &SqliteRow) -> Result<Record, sqlx::Error> {
         last_used_us: count("last_used_us")?,
         pinned: row.try_get("pinned")?,
         version: 0,
+        made_by: row.try_get("made_by")?,
+        expires_at: row.try_get::<Option<i64>, _>("expires_at")?.map(i64::cast_unsigned),
     })
 }
 

@@ -31,6 +31,8 @@ pub struct Entry {
     /// `record.version`, and those of what was changed of it since.
     version: AtomicU64,
     last_used_us: AtomicU64,
+    /// `record.expires_at`, or as it was changed since; 0 is never.
+    expires_at: AtomicU64,
     /// True if `last_used_us` is newer than what is on disk.
     used_since_saved: AtomicBool,
     /// Why it cannot be used now, if it cannot.
@@ -67,6 +69,7 @@ impl Entry {
             pinned: AtomicBool::new(record.pinned),
             version: AtomicU64::new(record.version),
             last_used_us: AtomicU64::new(record.last_used_us),
+            expires_at: AtomicU64::new(record.expires_at.unwrap_or(0)),
             used_since_saved: AtomicBool::new(false),
             fault: Mutex::new(None),
             leases: watch::Sender::new(()),
@@ -157,6 +160,16 @@ impl Entry {
 
     pub(super) fn set_pinned(&self, pinned: bool) {
         self.pinned.store(pinned, Ordering::Relaxed);
+    }
+
+    /// When the adapter is unloaded, in seconds since 1970; `None` is never.
+    #[must_use]
+    pub fn expires_at(&self) -> Option<u64> {
+        Some(self.expires_at.load(Ordering::Relaxed)).filter(|at| *at > 0)
+    }
+
+    pub(super) fn set_expiry(&self, at: Option<u64>) {
+        self.expires_at.store(at.unwrap_or(0), Ordering::Relaxed);
     }
 
     /// Number of its last change.

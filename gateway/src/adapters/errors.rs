@@ -80,6 +80,11 @@ pub enum DatabaseError {
     /// Another gateway was first.
     #[error("another gateway has changed '{0}' at the same moment; look again before you change it")]
     Conflict(String),
+    /// An adapter is the result of a fine-tuning job that has ended, or that another gateway works on now.
+    #[error(
+        "the fine-tuning job '{0}' has ended, or another gateway works on it now, so its adapter was not registered"
+    )]
+    NotHeld(String),
     /// What is written there cannot be read.
     #[error("the registry at {address} is not as it should be ({reason}); {next}")]
     Foreign {

@@ -109,6 +109,8 @@ fn record(
         last_used_us: old.loaded_at.saturating_mul(1_000_000),
         pinned: false,
         version: 0,
+        made_by: None,
+        expires_at: None,
     })
 }
 

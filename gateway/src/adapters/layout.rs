@@ -41,4 +41,9 @@ pub(super) const MIGRATIONS: &[&str] = &[
     "ALTER TABLE jobs ADD COLUMN key BLOB;
     CREATE UNIQUE INDEX jobs_of_key ON jobs (tenant, key) WHERE key IS NOT NULL;",
     "ALTER TABLE adapters ADD COLUMN draft_layers INTEGER NOT NULL DEFAULT 0;",
+    // Snapshots of Tinker's models were known by their names alone. The gateway that made them has ended.
+    "ALTER TABLE adapters ADD COLUMN made_by TEXT;
+    ALTER TABLE adapters ADD COLUMN expires_at INTEGER;
+    UPDATE adapters SET made_by = 'unknown'
+        WHERE name LIKE 'tinker-%~%' AND tenant IS NOT NULL AND source LIKE '%/tinker/passing/%';",
 ];

@@ -38,6 +38,7 @@ impl Merge {
         let entry = match old.filter(|old| old.is(&record)) {
             Some(old) => {
                 old.set_pinned(record.pinned);
+                old.set_expiry(record.expires_at);
                 old.set_version(record.version);
                 Arc::clone(old)
             }

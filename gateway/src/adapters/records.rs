@@ -2,6 +2,7 @@
 //! share.
 //!
 //! - [`address`]: where that PostgreSQL is, as it is set: never with a password in it.
+//! - `changes`: what gateways change; [`instances`]: which of them are alive.
 //! - [`link`]: the connection to it: changes of other gateways as they come, and how old what is known is.
 //! - [`mirror`]: what of it lies on this host, for when it is away.
 //! - [`postgres`]: what is said to it; `layout` has its tables.
@@ -12,6 +13,8 @@
 //! A change names the version of what it changes, and is refused if another gateway was first.
 
 pub mod address;
+mod changes;
+pub(super) mod instances;
 mod layout;
 pub(crate) mod link;
 mod mirror;
@@ -26,6 +29,7 @@ use self::link::Shared;
 use super::{
     database::{Database, DatabaseError, Record},
     entry::Entry,
+    request::Publication,
 };
 
 /// What was read, of all or of what has changed.
@@ -62,10 +66,15 @@ impl Records {
     ///
     /// # Errors
     /// See [`DatabaseError`]; nothing has changed then, but after [`DatabaseError::Unclear`].
-    pub(super) async fn put(&self, record: &Record, old: Option<&Entry>) -> Result<u64, DatabaseError> {
+    pub(super) async fn put(
+        &self,
+        record: &Record,
+        old: Option<&Entry>,
+        of: Option<&Publication>,
+    ) -> Result<u64, DatabaseError> {
         match self {
-            Self::Host(database) => database.put(record).await.map(|()| 0),
-            Self::Shared(shared) => shared.put(record, old.map(Entry::version)).await,
+            Self::Host(database) => database.put(record, of).await.map(|()| 0),
+            Self::Shared(shared) => shared.put(record, old.map(Entry::version), of).await,
         }
     }
 
@@ -89,6 +98,18 @@ impl Records {
         match self {
             Self::Host(database) => database.set_pinned(name, pinned).await.map(|()| 0),
             Self::Shared(shared) => shared.set_pinned(name, entry.version(), pinned).await,
+        }
+    }
+
+    /// Remembers when an adapter is to be unloaded, and returns the version it has then. Durable when this returns.
+    ///
+    /// # Errors
+    /// As [`Records::put`].
+    pub(super) async fn set_expiry(&self, entry: &Entry, at: Option<u64>) -> Result<u64, DatabaseError> {
+        let name = &entry.record.name;
+        match self {
+            Self::Host(database) => database.set_expiry(name, at).await.map(|()| 0),
+            Self::Shared(shared) => shared.set_expiry(name, entry.version(), at).await,
         }
     }
 

@@ -26,7 +26,7 @@ use super::{
     sums::Sums,
     table::Table,
 };
-use crate::{caller::Caller, executors::Executors, lock::lock, thread};
+use crate::{caller::Caller, executors::Executors, lock::lock, random::random_u64, thread};
 
 /// Loads that may be under way; more are refused.
 pub(super) const MAX_LOADS: usize = 8;
@@ -90,6 +90,8 @@ pub struct Registry {
     /// True if the store may hold contents nothing refers to.
     pub(super) sweep_due: AtomicBool,
     pub(super) counters: Counters,
+    /// See [`Registry::instance`].
+    pub(super) instance: String,
     /// Dropped last: the next gateway may open the directory then.
     _lock: Lock,
 }
@@ -130,6 +132,7 @@ impl Registry {
             copies: Arc::new(Semaphore::new(MAX_COPIES)),
             sweep_due: AtomicBool::new(false),
             counters: Counters::default(),
+            instance: format!("gateway-{:016x}{:016x}", random_u64(), random_u64()),
             _lock: lock,
         });
         tokio::spawn(save_uses(Arc::downgrade(&registry)));

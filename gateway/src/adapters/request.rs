@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use super::{entry::Entry, errors::AdapterError};
+use crate::training::table::shared::leases::Fence;
 
 /// A load as a caller asks for it.
 #[derive(Debug, Clone)]
@@ -17,6 +18,26 @@ pub struct LoadRequest {
     pub tenant: Option<String>,
     /// Whether to keep it resident. `None` is no, or for a name that is taken, as it was.
     pub pinned: Option<bool>,
+}
+
+/// What holds for an adapter that was made here, besides what a caller may say.
+#[derive(Debug, Clone, Default)]
+pub struct Terms {
+    /// See [`Record::made_by`](super::Record).
+    pub made_by: Option<String>,
+    /// When the adapter is unloaded, in seconds since 1970.
+    pub expires_at: Option<u64>,
+    /// The fine-tuning job that the adapter is the result of.
+    pub publication: Option<Publication>,
+}
+
+/// A fine-tuning job whose result is registered, by whoever works on it and nobody else.
+#[derive(Debug, Clone)]
+pub struct Publication {
+    /// The job's id.
+    pub job: String,
+    /// In a fleet, the gateway that works on the job, and since which take-over.
+    pub holder: Option<(String, Fence)>,
 }
 
 /// What to do with a name that is taken.

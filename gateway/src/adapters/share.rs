@@ -1,17 +1,17 @@
 //! What one tenant may publish: adapters of fine-tuning jobs and of Tinker's models, which nobody but the tenant asks for.
 
-use super::{errors::AdapterError, table::Table};
+use super::{errors::AdapterError, request::Terms, table::Table};
 
 /// Most adapters that a tenant may publish, however many the registry holds.
 const MAX_PUBLISHED: usize = 1024;
 
 /// Whose limits a load is held to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug)]
 pub(super) enum LoadedBy {
     /// An administrator, who is bound by the limits of the registry alone.
     Administrator,
-    /// A tenant, whose share of the registry is bounded too.
-    Tenant,
+    /// A tenant, whose share of the registry is bounded too, on these terms.
+    Tenant(Terms),
 }
 
 /// The limits of each tenant.

@@ -138,6 +138,8 @@ pub(super) fn sum(mut parts: Vec<Part>) -> Result<Entry, SumError> {
         last_used_us: now_us(),
         pinned: false,
         version: 0,
+        made_by: None,
+        expires_at: None,
     };
     Ok(Entry::new(record).with_parts(parts))
 }

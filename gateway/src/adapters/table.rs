@@ -103,6 +103,8 @@ mod tests {
             last_used_us: 0,
             pinned: false,
             version: 0,
+            made_by: None,
+            expires_at: None,
         }))
     }
 

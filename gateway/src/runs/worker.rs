@@ -21,7 +21,7 @@ use super::{
     trainer::Trainer,
 };
 use crate::{
-    adapters::{LoadRequest, Registry, Replace},
+    adapters::{LoadRequest, Registry, Replace, Terms},
     errors::ApiError,
     lifecycle::Status,
     trainers::Trainers,
@@ -227,8 +227,12 @@ impl Worker {
             tenant: Some(self.tenant.to_string()),
             pinned: None,
         };
-        self.means.registry.load_made(request, &serving.base_name).await.map_err(ApiError::from)?;
-        if saved::run_of_snapshot(&name).is_some() {
+        let registry = &self.means.registry;
+        let is_snapshot = saved::run_of_snapshot(&name).is_some();
+        let made_by = is_snapshot.then(|| registry.instance().to_owned());
+        let terms = Terms { made_by, ..Terms::default() };
+        registry.load_made(request, &serving.base_name, terms).await.map_err(ApiError::from)?;
+        if is_snapshot {
             self.snapshots.push_back(name);
         }
         if self.snapshots.len() > MAX_SNAPSHOTS

@@ -78,7 +78,7 @@ impl Training {
     async fn keep(&self, job: &JobRecord, key: Option<&[u8]>) -> Result<JobRecord, TrainingError> {
         let event = EventRecord::now(Level::Info, format!("created fine-tuning job {}", job.id));
         let limit = self.limits.tenant_jobs;
-        let _changing = self.changing.lock().await;
+        let _changing = self.changing.lock(job.id.clone()).await;
         match self.table.add_job(NewJob { job, key, event: &event, limit }).await? {
             JobAdded::Before(before) if before.order != job.order => Err(TrainingError::KeyReused(before.id)),
             JobAdded::Before(before) => Ok(*before),

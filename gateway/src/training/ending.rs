@@ -1,7 +1,6 @@
 //! What comes of work on a job: another trainer, an adapter under its name, or why there is none.
 
 use std::{
-    path::Path,
     sync::atomic::Ordering::Relaxed,
     time::{Duration, Instant},
 };
@@ -14,7 +13,9 @@ use super::{
     records::{EventRecord, JobRecord, Level, Status},
     table::Page,
 };
-use crate::adapters::{AdapterError, LoadRequest, Record, Replace, StoreError};
+use crate::adapters::{
+    AdapterError, LoadRequest, Publication, Replace, StoreError, Terms, database::DatabaseError,
+};
 
 /// Trainers in a row that may die without a step.
 const MAX_FAILURES: u32 = 5;
@@ -102,51 +103,73 @@ impl Training {
         self.change(id, Author::Worker, requeued).await.map(drop)
     }
 
-    /// Puts the adapter of a job under its name. Nobody can cancel it meanwhile.
+    /// Registers the adapter of a job and ends the job. From its first write on nobody can cancel the job.
+    ///
+    /// Copying and loading hold no lock: what keeps callers away is `is_closing`, and what keeps another gateway away is the
+    /// transaction that registers the adapter, which the holder of the job alone can commit.
     async fn publish(&self, id: &str) -> Result<(), TrainingError> {
         let Ok(serving) = self.status.borrow().serving() else {
             self.put_off(id);
             return self.requeue(id, None).await;
         };
-        let turn = self.changing.lock().await;
         let close = |job: &mut JobRecord| {
             job.is_closing = job.status.is_due();
             Ok(Vec::new())
         };
-        let job = self.change_in(&turn, id, Author::Worker, close).await?;
+        let job = self.change(id, Author::Worker, close).await?;
         let Some(job) = job.filter(|job| job.is_closing) else { return Ok(()) };
-        let path = self.job_directory(id).join(ADAPTER);
-        let published = self.registry.entries().get(&job.name).cloned();
-        let published = published.filter(|entry| is_of(&entry.record, &job));
+        let generation = match &job.generation {
+            Some(generation) => Ok(generation.clone()),
+            None => self.register(&job, &serving.base_name).await,
+        };
+        match generation {
+            Ok(generation) => self.succeed(&job, generation).await,
+            Err(AdapterError::Database(DatabaseError::NotHeld(_))) => {
+                tracing::warn!(
+                    job = id,
+                    "another gateway works on a fine-tuning job now; its adapter is not registered here"
+                );
+                Ok(())
+            }
+            Err(error) if may_succeed_later(&error) => self.publish_later(id, &error).await,
+            Err(error) => {
+                let failed = fail("publishing_failed", error.to_string(), None);
+                self.change(id, Author::Worker, failed).await.map(drop)
+            }
+        }
+    }
+
+    /// Registers the adapter of a job under its name, as long as this gateway works on the job; returns its generation.
+    async fn register(&self, job: &JobRecord, base_name: &str) -> Result<String, AdapterError> {
+        let holder = match &self.fleet {
+            None => None,
+            Some(fleet) => {
+                let hold = self.live().get(&job.id).and_then(|found| found.hold);
+                let hold = hold.ok_or_else(|| DatabaseError::NotHeld(job.id.clone()))?;
+                Some((fleet.table.holder().to_owned(), hold.fence))
+            }
+        };
         let request = LoadRequest {
             name: job.name.clone(),
-            path,
+            path: self.job_directory(&job.id).join(ADAPTER),
             replace: job.replaces.clone().map_or(Replace::Never, Replace::Only),
             tenant: Some(job.tenant.clone()),
             pinned: None,
         };
-        let loaded = match published {
-            Some(entry) => Ok(entry),
-            None => self.registry.load_made(request, &serving.base_name).await,
-        };
+        failpoint::pass("gateway.job_publishing");
+        let publication = Some(Publication { job: job.id.clone(), holder });
+        let loaded =
+            self.registry.load_made(request, base_name, Terms { publication, ..Terms::default() }).await;
         failpoint::pass("gateway.job_published");
-        let entry = match loaded {
-            Ok(entry) => entry,
-            Err(error) if may_succeed_later(&error) => {
-                drop(turn);
-                return self.publish_later(id, &error).await;
-            }
-            Err(error) => {
-                let done = fail("publishing_failed", error.to_string(), None);
-                return self.change_in(&turn, id, Author::Worker, done).await.map(drop);
-            }
-        };
-        drop(turn);
+        loaded.map(|entry| entry.record.generation.to_string())
+    }
+
+    /// Ends a job whose adapter is registered.
+    async fn succeed(&self, job: &JobRecord, generation: String) -> Result<(), TrainingError> {
         let page = Page { after: None, limit: u32::MAX - 1 };
         let events = self.table.events(&job.id, &page).await?;
         let results = notes::table(events.items.iter().rev().filter_map(|(_, event)| event.metrics));
-        let results = self.keep_results(&job.tenant, format!("{}.csv", job.id), &results).await?;
-        let generation = entry.record.generation.to_string();
+        let results = self.keep_results(job, &results).await?;
         let succeeded = |job: &mut JobRecord| {
             (job.status, job.generation, job.result_file) =
                 (Status::Succeeded, Some(generation), Some(results));
@@ -155,7 +178,7 @@ impl Training {
                 EventRecord::now(Level::Info, "the job has successfully completed"),
             ])
         };
-        self.change(id, Author::Worker, succeeded).await.map(drop)
+        self.change(&job.id, Author::Worker, succeeded).await.map(drop)
     }
 }
 
@@ -170,13 +193,6 @@ fn may_succeed_later(error: &AdapterError) -> bool {
             | AdapterError::TenantFull { .. }
             | AdapterError::Store(StoreError::Full(_) | StoreError::Bucket(_))
     )
-}
-
-/// Whether what is registered is the adapter that came of a job, put under its name before it could be noted, here or on
-/// another host.
-fn is_of(registered: &Record, job: &JobRecord) -> bool {
-    registered.tenant.as_ref() == Some(&job.tenant)
-        && registered.source.ends_with(Path::new(&job.id).join(ADAPTER))
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use tokio::{fs::File, io::AsyncWriteExt as _, runtime::Handle};
 
 use super::{
     Training, TrainingError, failed, fresh_id,
-    records::{FileRecord, Purpose},
+    records::{FileRecord, JobRecord, Purpose},
     shown,
     table::{FileAdded, Listed, Page},
 };
@@ -37,7 +37,10 @@ impl Training {
     /// # Errors
     /// The system refuses.
     pub async fn upload(&self) -> Result<Upload<'_>, TrainingError> {
-        let id = fresh_id("file");
+        self.upload_as(fresh_id("file")).await
+    }
+
+    async fn upload_as(&self, id: String) -> Result<Upload<'_>, TrainingError> {
         let path = self.partial(&id);
         let file = File::create(&path).await.map_err(failed("creating", &path))?;
         Ok(Upload { training: self, id, file, bytes: 0, hasher: blake3::Hasher::new(), is_kept: false })
@@ -111,16 +114,15 @@ impl Training {
         Ok(file)
     }
 
-    /// Keeps `text`, which a job of `tenant` has measured.
-    pub(super) async fn keep_results(
-        &self,
-        tenant: &str,
-        name: String,
-        text: &str,
-    ) -> Result<String, TrainingError> {
-        let mut upload = self.upload().await?;
+    /// Keeps `text`, which a job has measured; returns the file's id. However often a job ends, there is one such file of it.
+    pub(super) async fn keep_results(&self, job: &JobRecord, text: &str) -> Result<String, TrainingError> {
+        let id = job.results_id();
+        if self.table.file(&id, &job.tenant).await?.is_some() {
+            return Ok(id);
+        }
+        let mut upload = self.upload_as(id).await?;
         upload.write(text.as_bytes()).await?;
-        Ok(upload.keep(tenant, name, Purpose::FineTuneResults).await?.id)
+        Ok(upload.keep(&job.tenant, format!("{}.csv", job.id), Purpose::FineTuneResults).await?.id)
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use tokio::sync::{MutexGuard, watch};
+use tokio::sync::watch;
 use training_protocol::Event;
 
 use super::{
@@ -162,7 +162,7 @@ impl Training {
         let job = self.job(id, tenant).await?;
         let turn = |job: &mut JobRecord| {
             let found = job.status;
-            if job.is_closing {
+            if job.is_all_but_done() {
                 return Err(TrainingError::WrongState { status: "all but done", wanted });
             }
             if !is_possible(found) {
@@ -189,18 +189,7 @@ impl Training {
         author: Author,
         change: impl FnOnce(&mut JobRecord) -> Result<Vec<EventRecord>, TrainingError>,
     ) -> Result<Option<JobRecord>, TrainingError> {
-        let turn = self.changing.lock().await;
-        self.change_in(&turn, id, author, change).await
-    }
-
-    /// The same, for whoever has the turn.
-    pub(super) async fn change_in(
-        &self,
-        _turn: &MutexGuard<'_, ()>,
-        id: &str,
-        author: Author,
-        change: impl FnOnce(&mut JobRecord) -> Result<Vec<EventRecord>, TrainingError>,
-    ) -> Result<Option<JobRecord>, TrainingError> {
+        let _changing = self.changing.lock(id.to_owned()).await;
         let Some((by, unwritten)) = self.hand(id, author) else { return Ok(None) };
         let written = unwritten.len();
         let change = |job: &mut JobRecord| {

@@ -26,7 +26,7 @@ pub struct FileRecord {
 }
 
 /// What is before a file's id in a fleet's bucket.
-const FILES: &str = "training/files/";
+pub(super) const FILES: &str = "training/files/";
 /// What is before a job's id there.
 const JOBS: &str = "training/jobs/";
 
@@ -245,7 +245,7 @@ pub struct JobRecord {
     /// Whether its adapter is being put under its name: nobody can cancel it then.
     #[serde(default)]
     pub is_closing: bool,
-    /// What came of it: the content hash of the adapter.
+    /// What came of it: the content hash of the adapter. Written by the transaction that registers the adapter.
     pub generation: Option<String>,
     /// The file of its losses.
     pub result_file: Option<String>,
@@ -281,6 +281,27 @@ impl JobRecord {
             result_file: None,
             error: None,
         }
+    }
+
+    /// The id of the file that has what the job has measured.
+    #[must_use]
+    pub fn results_id(&self) -> String {
+        format!("file-{}", self.id.trim_start_matches("ftjob-"))
+    }
+
+    /// Notes that the job's adapter is registered. False if the job is not all but done.
+    pub(super) fn note_published(&mut self, generation: &str) -> bool {
+        let is_expected = self.is_closing && self.status.is_due();
+        if is_expected {
+            self.generation = Some(generation.to_owned());
+        }
+        is_expected
+    }
+
+    /// Whether the job's adapter is registered, or is about to be: then the job is not paused or cancelled any more.
+    #[must_use]
+    pub fn is_all_but_done(&self) -> bool {
+        self.is_closing || self.generation.is_some()
     }
 
     /// What something new of it is called in a fleet's bucket: there is nothing else of that name.

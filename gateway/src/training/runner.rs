@@ -139,8 +139,8 @@ impl Training {
             return Ok(Ending::Stopped);
         };
         let directory = self.job_directory(id);
-        if directory.join(ADAPTER).exists() {
-            // What is left is to put it under its name.
+        if directory.join(ADAPTER).exists() || job.generation.is_some() {
+            // The adapter is there; what is left is to register it and to end the job.
             let _ = begun.send(true);
             return Ok(Ending::Done);
         }

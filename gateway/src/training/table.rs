@@ -15,9 +15,10 @@ use std::sync::Arc;
 
 use serde::{Serialize, de::DeserializeOwned};
 
+pub(crate) use self::host::note_published_here;
 use self::shared::{SharedTable, leases::Fence};
 use super::{
-    TrainingError, fresh_id,
+    TrainingError,
     records::{EventRecord, FileRecord, JobRecord},
 };
 use crate::adapters::{
@@ -115,7 +116,7 @@ impl Table {
         match registry.shared() {
             None => Self::Host(Arc::clone(registry.database())),
             Some((link, _)) => {
-                Self::Shared(Arc::new(SharedTable::new(Arc::clone(link), fresh_id("gateway"))))
+                Self::Shared(Arc::new(SharedTable::new(Arc::clone(link), registry.instance().to_owned())))
             }
         }
     }

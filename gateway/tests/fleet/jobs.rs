@@ -30,7 +30,7 @@ fn file(id: &str, bytes: u64) -> FileRecord {
     }
 }
 
-fn job(id: &str) -> JobRecord {
+pub(crate) fn job(id: &str) -> JobRecord {
     let order = Order {
         model: "base".to_owned(),
         training_file: "file-1".to_owned(),
@@ -55,7 +55,7 @@ async fn add_file(table: &Table, file: &FileRecord, limit: Option<u64>) -> FileA
     table.add_file(file, limit).await.unwrap()
 }
 
-async fn add(table: &Table, job: &JobRecord, key: Option<&[u8]>, limit: usize) -> JobAdded {
+pub(crate) async fn add(table: &Table, job: &JobRecord, key: Option<&[u8]>, limit: usize) -> JobAdded {
     table.add_job(NewJob { job, key, event: &event("created"), limit }).await.unwrap()
 }
 
@@ -63,7 +63,7 @@ fn page(after: Option<&str>, limit: u32) -> Page {
     Page { after: after.map(str::to_owned), limit }
 }
 
-fn to(status: Status) -> impl FnOnce(&mut JobRecord) -> Result<Vec<EventRecord>, TrainingError> {
+pub(crate) fn to(status: Status) -> impl FnOnce(&mut JobRecord) -> Result<Vec<EventRecord>, TrainingError> {
     move |job| {
         job.status = status;
         Ok(vec![event("changed")])
@@ -79,7 +79,7 @@ async fn both(postgres: &Postgres, bucket: &servers::s3::Bucket) -> [(Host, Tabl
     })
 }
 
-fn shared(host: &Host) -> (Table, Arc<SharedTable>) {
+pub(crate) fn shared(host: &Host) -> (Table, Arc<SharedTable>) {
     let table = Table::of(&host.registry);
     let Table::Shared(shared) = &table else { panic!("it is a fleet's") };
     let shared = Arc::clone(shared);
@@ -104,6 +104,15 @@ async fn files_are_kept_listed_limited_and_removed_in_either_table() {
         assert_eq!(table.remove_file("file-2", "acme").await.unwrap(), Some(file("file-2", 20)));
         assert_eq!(table.remove_file("file-2", "acme").await.unwrap(), None);
         assert_eq!(add_file(&table, &file("file-6", 1), Some(60)).await, FileAdded::Kept, "there is room");
+        for _ in 0..2 {
+            assert_eq!(add_file(&table, &file("file-7", 1), None).await, FileAdded::Kept);
+        }
+        let all = table.files("acme", &page(None, 9)).await.unwrap();
+        assert_eq!(
+            all.items.iter().filter(|file| file.id == "file-7").count(),
+            1,
+            "the same file is kept once"
+        );
     }
 }
 
@@ -304,6 +313,11 @@ async fn what_nothing_names_may_go_from_the_bucket_and_nothing_else() {
     shared.intend("training/files/file-9").await.unwrap();
     shared.discard("training/files/file-9").await.unwrap();
     assert_eq!(litter().await.len(), 2, "what will not be named may go at once");
+    // A gateway that was stopped brings a file again that is kept by now.
+    add_file(&table, &file("file-8", 1), None).await;
+    shared.intend("training/files/file-8").await.unwrap();
+    shared.discard("training/files/file-8").await.unwrap();
+    assert_eq!(litter().await.len(), 2, "what a row names does not go");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -313,7 +327,9 @@ async fn a_registry_of_before_gets_the_tables_of_jobs() {
     host.load("a", "first").await.unwrap();
     drop(host);
     let mut connection = PgConnection::connect(&postgres.url()).await.unwrap();
-    let back = "DROP TABLE holobiont_job_events, holobiont_jobs, holobiont_files, holobiont_litter, holobiont_keys; \
+    let back = "DROP TABLE holobiont_job_events, holobiont_jobs, holobiont_files, holobiont_litter, holobiont_keys, \
+                holobiont_gateways; \
+                ALTER TABLE holobiont_adapters DROP COLUMN made_by, DROP COLUMN expires_at; \
                 UPDATE holobiont_layout SET number = 1;";
     sqlx::raw_sql(back).execute(&mut connection).await.unwrap();
     let host = Host::new(&postgres, &bucket).await;

@@ -16,4 +16,6 @@ mod files;
 mod jobs;
 mod names;
 mod outages;
+mod publishing;
 mod stores;
+mod tinker;

@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// What the base model is called.
-const BASE: &str = "base";
+pub(crate) const BASE: &str = "base";
 /// Adapters that each executor holds.
 const ROOM: u64 = 2;
 /// Weights are at least so long: what is shorter is no file to the wire.

@@ -1,7 +1,7 @@
 //! Adapters that belong to one tenant.
 
 use gateway::{
-    adapters::{AdapterError, Registry},
+    adapters::{AdapterError, Registry, Terms},
     caller::Role,
 };
 use ids::TenantId;
@@ -74,7 +74,7 @@ async fn publish(
 ) -> Result<(), AdapterError> {
     let mut request = bench.request(name, name);
     request.tenant = Some(tenant.to_owned());
-    registry.load_made(request, BASE).await.map(drop)
+    registry.load_made(request, BASE, Terms::default()).await.map(drop)
 }
 
 #[tokio::test]

@@ -1,7 +1,7 @@
 //! The tables in PostgreSQL.
 
 /// Steps from nothing to the layout of today; the layout's number is how many were taken. Never edit one.
-pub(super) const MIGRATIONS: &[&str] = &[ADAPTERS, TRAINING, KEYS];
+pub(super) const MIGRATIONS: &[&str] = &[ADAPTERS, TRAINING, KEYS, LIFETIMES];
 
 /// What is registered, and the log of its changes.
 const ADAPTERS: &str = "CREATE TABLE holobiont_clock (
@@ -68,3 +68,14 @@ const KEYS: &str = "CREATE TABLE holobiont_keys (
         line TEXT NOT NULL,
         number BIGINT NOT NULL
     );";
+
+/// Gateways with the time until which they count as alive, by the server's clock; and which gateway needs an adapter, until when.
+/// Snapshots of Tinker's models were known by their names alone before, so their gateways are not known.
+const LIFETIMES: &str = "CREATE TABLE holobiont_gateways (
+        id TEXT COLLATE \"C\" PRIMARY KEY,
+        until TIMESTAMPTZ NOT NULL
+    );
+    ALTER TABLE holobiont_adapters ADD COLUMN made_by TEXT COLLATE \"C\";
+    ALTER TABLE holobiont_adapters ADD COLUMN expires_at BIGINT;
+    UPDATE holobiont_adapters SET made_by = 'unknown'
+        WHERE name LIKE 'tinker-%~%' AND tenant IS NOT NULL AND source LIKE '%/tinker/passing/%';";

@@ -168,44 +168,6 @@ impl Shared {
         self.own.load(Ordering::SeqCst)
     }
 
-    /// See [`super::Records::put`].
-    pub(super) async fn put(&self, record: &Record, over: Option<u64>) -> Result<u64, DatabaseError> {
-        let pool = self.session()?;
-        self.settled(&record.name, timeout(PATIENCE, postgres::put(&pool, record, over)).await)
-    }
-
-    /// See [`super::Records::remove`].
-    pub(super) async fn remove(&self, name: &str, version: u64) -> Result<(), DatabaseError> {
-        let pool = self.session()?;
-        self.settled(name, timeout(PATIENCE, postgres::remove(&pool, name, version)).await).map(drop)
-    }
-
-    /// See [`super::Records::set_pinned`].
-    pub(super) async fn set_pinned(
-        &self,
-        name: &str,
-        version: u64,
-        pinned: bool,
-    ) -> Result<u64, DatabaseError> {
-        let pool = self.session()?;
-        self.settled(name, timeout(PATIENCE, postgres::set_pinned(&pool, name, version, pinned)).await)
-    }
-
-    /// See [`super::Records::confirm`].
-    pub(super) async fn confirm(&self, name: &str, version: u64) -> Result<(), DatabaseError> {
-        let pool = self.session()?;
-        match self.within(postgres::is_registered(&pool, name, version)).await? {
-            true => Ok(()),
-            false => Err(DatabaseError::Conflict(name.to_owned())),
-        }
-    }
-
-    /// See [`super::Records::set_used`].
-    pub(super) async fn set_used(&self, used: &[(String, u64)]) -> Result<(), DatabaseError> {
-        let pool = self.session()?;
-        self.within(postgres::set_used(&pool, used)).await
-    }
-
     /// Does `work`, unless an adapter of `content` is registered; no change is committed meanwhile.
     pub(super) async fn unless_registered<T>(
         &self,
@@ -295,6 +257,7 @@ impl Shared {
             Broken::Before(error) if postgres::is_full(&error) => DatabaseError::Full,
             Broken::Before(error) => self.unreachable(&said(&error)),
             Broken::Committing(error) => self.unclear(said(&error)),
+            Broken::NotHeld(job) => DatabaseError::NotHeld(job),
         }
     }
 

@@ -12,10 +12,14 @@ use sqlx::{
     postgres::{PgQueryResult, PgRow},
 };
 
-use super::{Changes, Scope, layout::MIGRATIONS};
-use crate::adapters::{
-    database::{Record, signed},
-    store::ContentId,
+use super::{Changes, Scope, instances, layout::MIGRATIONS};
+use crate::{
+    adapters::{
+        database::{Record, signed},
+        request::Publication,
+        store::ContentId,
+    },
+    training::table::shared::note_published,
 };
 
 /// Where everybody is told that something has changed.
@@ -42,6 +46,8 @@ pub(crate) enum Broken {
     Before(sqlx::Error),
     /// The answer to the commit did not come.
     Committing(sqlx::Error),
+    /// Nothing has happened: this gateway does not hold the fine-tuning job of that id.
+    NotHeld(String),
 }
 
 impl From<sqlx::Error> for Broken {
@@ -103,9 +109,23 @@ async fn layout(connection: &mut PgConnection) -> Result<Option<i64>, sqlx::Erro
 }
 
 /// Registers an adapter in place of what had the version `over`, under a new number, which is its version. `None` if that is
-/// not what is there.
-pub(super) async fn put(pool: &PgPool, record: &Record, over: Option<u64>) -> Result<Option<u64>, Broken> {
+/// not what is there. The result of a fine-tuning job is registered only by the gateway that holds the job.
+pub(super) async fn put(
+    pool: &PgPool,
+    record: &Record,
+    over: Option<u64>,
+    of: Option<&Publication>,
+) -> Result<Option<u64>, Broken> {
     let (mut transaction, number) = begin(pool).await?;
+    if let Some(publication) = of
+        && !note_published(&mut transaction, publication, &record.generation.to_string()).await?
+    {
+        return Err(Broken::NotHeld(publication.job.clone()));
+    }
+    if let Some(made_by) = &record.made_by {
+        // A gateway whose adapters are registered counts as alive.
+        instances::renew(&mut transaction, made_by).await?;
+    }
     let done = write(&mut transaction, record, over, number).await.map_err(Broken::Before)?;
     finish(transaction, number, &record.name, &done).await
 }
@@ -141,6 +161,22 @@ pub(super) async fn set_pinned(
         "UPDATE holobiont_adapters SET pinned = $3, version = $4 WHERE name = $1 AND version = $2",
     );
     let changed = changed.bind(name).bind(signed(version)).bind(pinned).bind(number);
+    let changed = changed.execute(&mut *transaction).await.map_err(Broken::Before)?;
+    finish(transaction, number, name, &changed).await
+}
+
+/// Remembers when an adapter is to be unloaded; returns its new version. `None` if `version` is not what is there.
+pub(super) async fn set_expiry(
+    pool: &PgPool,
+    name: &str,
+    version: u64,
+    at: Option<u64>,
+) -> Result<Option<u64>, Broken> {
+    let (mut transaction, number) = begin(pool).await?;
+    let changed = sqlx::query(
+        "UPDATE holobiont_adapters SET expires_at = $3, version = $4 WHERE name = $1 AND version = $2",
+    );
+    let changed = changed.bind(name).bind(signed(version)).bind(at.map(signed)).bind(number);
     let changed = changed.execute(&mut *transaction).await.map_err(Broken::Before)?;
     finish(transaction, number, name, &changed).await
 }
@@ -281,11 +317,11 @@ async fn write(
     number: i64,
 ) -> Result<PgQueryResult, sqlx::Error> {
     const INSERT: &str = "INSERT INTO holobiont_adapters (name, tenant, content, generation, rank, bytes, modules, \
-         draft_layers, source, loaded_at, last_used_us, pinned, version) \
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13) ON CONFLICT DO NOTHING";
+         draft_layers, source, loaded_at, last_used_us, pinned, version, made_by, expires_at) \
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15) ON CONFLICT DO NOTHING";
     const REPLACE: &str = "UPDATE holobiont_adapters SET tenant = $2, content = $3, generation = $4, rank = $5, bytes = $6, \
-         modules = $7, draft_layers = $8, source = $9, loaded_at = $10, last_used_us = $11, pinned = $12, version = $13 \
-         WHERE name = $1 AND version = $14";
+         modules = $7, draft_layers = $8, source = $9, loaded_at = $10, last_used_us = $11, pinned = $12, version = $13, \
+         made_by = $14, expires_at = $15 WHERE name = $1 AND version = $16";
     let put = sqlx::query(if over.is_some() { REPLACE } else { INSERT })
         .bind(&record.name)
         .bind(&record.tenant)
@@ -299,7 +335,9 @@ async fn write(
         .bind(signed(record.loaded_at))
         .bind(signed(record.last_used_us))
         .bind(record.pinned)
-        .bind(number);
+        .bind(number)
+        .bind(&record.made_by)
+        .bind(record.expires_at.map(signed));
     let put = if let Some(over) = over { put.bind(signed(over)) } else { put };
     put.execute(connection).await
 }
@@ -329,5 +367,7 @@ fn record(row: &PgRow) -> Result<Record, sqlx::Error> {
         last_used_us: count("last_used_us")?,
         pinned: row.try_get("pinned")?,
         version: count("version")?,
+        made_by: row.try_get("made_by")?,
+        expires_at: row.try_get::<Option<i64>, _>("expires_at")?.map(i64::cast_unsigned),
     })
 }

@@ -7,13 +7,15 @@ use std::{
 };
 
 use super::content::ContentId;
-use crate::lock::lock;
+use crate::lock::{KeyedLocks, lock};
 
 /// See the module's description.
 #[derive(Debug)]
 pub(super) struct Cache {
     budget_bytes: u64,
     state: Mutex<State>,
+    /// Whoever brings a content here holds its lock; whoever else wants the content waits.
+    pub(super) arriving: KeyedLocks<ContentId>,
 }
 
 #[derive(Debug, Default)]
@@ -23,8 +25,6 @@ struct State {
     holders: HashMap<ContentId, usize>,
     /// Counts uses.
     now: u64,
-    /// Contents on their way; whoever else wants one waits for it.
-    gates: HashMap<ContentId, Arc<tokio::sync::Mutex<()>>>,
 }
 
 #[derive(Debug)]
@@ -65,7 +65,7 @@ impl Drop for Held {
 impl Cache {
     /// A cache that holds `found`, the least recently used first.
     pub(super) fn new(budget_bytes: u64, found: impl IntoIterator<Item = (ContentId, u64)>) -> Self {
-        let cache = Self { budget_bytes, state: Mutex::default() };
+        let cache = Self { budget_bytes, state: Mutex::default(), arriving: KeyedLocks::default() };
         for (content, bytes) in found {
             lock(&cache.state).add(content, bytes);
         }
@@ -114,14 +114,6 @@ impl Cache {
             evicted += 1;
         }
         evicted
-    }
-
-    /// Who has the gate of a content brings it.
-    pub(super) fn gate(&self, content: ContentId) -> Arc<tokio::sync::Mutex<()>> {
-        let mut state = lock(&self.state);
-        // One that nobody has is nobody's.
-        state.gates.retain(|_, gate| Arc::strong_count(gate) > 1);
-        Arc::clone(state.gates.entry(content).or_default())
     }
 }
 

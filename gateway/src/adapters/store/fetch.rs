@@ -109,8 +109,7 @@ impl Store {
     /// Brings a content of `owner` here if it does not lie here yet. It stays as long as what is returned lives.
     pub(crate) async fn fetch(&self, content: ContentId, owner: TenantId) -> Result<Held, StoreError> {
         let Some(remote) = &self.remote else { return Ok(Held::by_nobody()) };
-        let gate = remote.cache.gate(content);
-        let _turn = gate.lock().await;
+        let _turn = remote.cache.arriving.lock(content).await;
         if let Some(held) = remote.cache.hold(content) {
             return Ok(held);
         }

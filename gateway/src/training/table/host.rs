@@ -27,7 +27,9 @@ impl Database {
         if limit.is_some_and(|limit| all > limit) {
             return Ok(FileAdded::TooManyBytes(all));
         }
-        let put = sqlx::query("INSERT INTO files (id, tenant, bytes, record) VALUES (?1, ?2, ?3, ?4)");
+        let put = sqlx::query(
+            "INSERT INTO files (id, tenant, bytes, record) VALUES (?1, ?2, ?3, ?4) ON CONFLICT DO NOTHING",
+        );
         let bytes = i64::try_from(file.bytes).unwrap_or(i64::MAX);
         let put = put.bind(&file.id).bind(&file.tenant).bind(bytes).bind(text(file));
         put.execute(&mut *transaction).await.map_err(DatabaseError::of)?;
@@ -221,4 +223,20 @@ async fn add_event(
 ) -> Result<(), sqlx::Error> {
     let add = sqlx::query("INSERT INTO job_events (job, record) VALUES (?1, ?2)");
     add.bind(job).bind(text(event)).execute(connection).await.map(drop)
+}
+
+/// Notes in a job's row that its adapter is registered, in the transaction that registers it. False if the job has ended.
+pub(crate) async fn note_published_here(
+    connection: &mut SqliteConnection,
+    id: &str,
+    generation: &str,
+) -> Result<bool, sqlx::Error> {
+    let row = sqlx::query_scalar("SELECT record FROM jobs WHERE id = ?1 AND due").bind(id);
+    let row: Option<String> = row.fetch_optional(&mut *connection).await?;
+    let Some(mut job) = row.map(|row| read::<JobRecord>(&row)).transpose()? else { return Ok(false) };
+    if !job.note_published(generation) {
+        return Ok(false);
+    }
+    let put = sqlx::query("UPDATE jobs SET record = ?2 WHERE id = ?1").bind(id).bind(text(&job));
+    put.execute(connection).await.map(|_| true)
 }

@@ -9,7 +9,7 @@ use super::{
     litter,
 };
 use crate::{
-    adapters::records::link::Broken,
+    adapters::{Publication, records::link::Broken},
     training::{
         TrainingError,
         records::{EventRecord, FileRecord, JobRecord, file_of},
@@ -33,7 +33,9 @@ pub(super) async fn add_file(
     if limit.is_some_and(|limit| all > limit) {
         return Ok(FileAdded::TooManyBytes(all));
     }
-    let put = sqlx::query("INSERT INTO holobiont_files (id, tenant, bytes, record) VALUES ($1, $2, $3, $4)");
+    let put = sqlx::query(
+        "INSERT INTO holobiont_files (id, tenant, bytes, record) VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING",
+    );
     let bytes = i64::try_from(file.bytes).unwrap_or(i64::MAX);
     put.bind(&file.id).bind(&file.tenant).bind(bytes).bind(text(file)).execute(&mut *transaction).await?;
     litter::keep(&mut transaction, &file.path()).await?;
@@ -134,6 +136,23 @@ pub(super) async fn change(
     }
     transaction.commit().await.map_err(Broken::Committing)?;
     Ok(Ok(Some(job)))
+}
+
+/// Notes in a job's row that its adapter is registered, in the transaction that registers it. False if the job has ended, or
+/// somebody else works on it.
+pub(crate) async fn note_published(
+    connection: &mut PgConnection,
+    publication: &Publication,
+    generation: &str,
+) -> Result<bool, sqlx::Error> {
+    let Publication { job: id, holder } = publication;
+    let holder = holder.as_ref().map(|(holder, fence)| (holder.as_str(), *fence));
+    let Some(mut job) = locked(connection, id, holder).await? else { return Ok(false) };
+    if !job.note_published(generation) {
+        return Ok(false);
+    }
+    let put = sqlx::query("UPDATE holobiont_jobs SET record = $2 WHERE id = $1").bind(id).bind(text(&job));
+    put.execute(connection).await.map(|_| true)
 }
 
 /// A job that has not ended, which nobody else changes until the end of the transaction; none if `holder` is no longer its.

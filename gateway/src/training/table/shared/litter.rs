@@ -5,7 +5,7 @@ use sqlx::PgConnection;
 use super::SharedTable;
 use crate::{
     adapters::database::DatabaseError,
-    training::records::{ObjectRecord, file_of},
+    training::records::{FILES, ObjectRecord, file_of},
 };
 
 /// How long what is brought to the bucket may take to be named by a row.
@@ -20,7 +20,8 @@ impl SharedTable {
     /// The database's; then it must not be brought there.
     pub async fn intend(&self, path: &str) -> Result<(), DatabaseError> {
         let intended = sqlx::query(
-            "INSERT INTO holobiont_litter (path, after) VALUES ($1, now() + make_interval(secs => $2))",
+            "INSERT INTO holobiont_litter (path, after) VALUES ($1, now() + make_interval(secs => $2)) \
+             ON CONFLICT (path) DO UPDATE SET after = EXCLUDED.after",
         );
         let pool = self.link.session()?;
         self.link.within(intended.bind(path).bind(BRING_S).execute(&pool)).await.map(drop)
@@ -42,10 +43,11 @@ impl SharedTable {
     /// The database's.
     pub async fn litter(&self) -> Result<Vec<String>, DatabaseError> {
         let paths = sqlx::query_scalar(
-            "SELECT path FROM holobiont_litter WHERE after <= now() ORDER BY after LIMIT $1",
+            "SELECT path FROM holobiont_litter WHERE after <= now() \
+             AND NOT EXISTS (SELECT 1 FROM holobiont_files WHERE $2 || id = path) ORDER BY after LIMIT $1",
         );
         let pool = self.link.session()?;
-        self.link.within(paths.bind(SWEEP).fetch_all(&pool)).await
+        self.link.within(paths.bind(SWEEP).bind(FILES).fetch_all(&pool)).await
     }
 
     /// Forgets what has been removed from the bucket.

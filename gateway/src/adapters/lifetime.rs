@@ -1,0 +1,46 @@
+//! How long adapters that were made here stay registered: until a time, or as long as the run of a gateway needs them.
+
+use std::collections::HashSet;
+
+use super::{database::DatabaseError, errors::AdapterError, registry::Registry};
+
+impl Registry {
+    /// What this process is called among the gateways of a fleet. No other process has the name.
+    #[must_use]
+    pub fn instance(&self) -> &str {
+        &self.instance
+    }
+
+    /// Says that this gateway is alive, and returns the gateways that are. Without a fleet there is no other.
+    ///
+    /// # Errors
+    /// If the registry of the fleet cannot be reached.
+    pub async fn stay(&self) -> Result<HashSet<String>, DatabaseError> {
+        match self.records.shared() {
+            None => Ok(HashSet::from([self.instance.clone()])),
+            Some(shared) => shared.stay(&self.instance).await,
+        }
+    }
+
+    /// Says that this gateway ends. If that fails, others find out a while later.
+    pub async fn leave(&self) {
+        let Some(shared) = self.records.shared() else { return };
+        if let Err(error) = shared.leave(&self.instance).await {
+            tracing::warn!(%error, "other gateways hear later that this one has ended");
+        }
+    }
+
+    /// Unloads an adapter at a time from now on, in seconds since 1970, or never.
+    ///
+    /// # Errors
+    /// See [`AdapterError`]; nothing has changed then.
+    pub async fn set_expiry(&self, name: &str, at: Option<u64>) -> Result<(), AdapterError> {
+        let _changing = self.changing.lock().await;
+        let entry = self.entry(name)?;
+        let version = self.records.set_expiry(&entry, at).await?;
+        entry.set_expiry(at);
+        entry.set_version(version);
+        self.after_commit().await;
+        Ok(())
+    }
+}

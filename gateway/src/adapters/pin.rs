@@ -1,0 +1,60 @@
+//! Adapters that are kept resident.
+
+use std::{collections::HashMap, sync::Arc};
+
+use ids::AdapterId;
+
+use super::{entry::Entry, errors::AdapterError, registry::Registry, residency::Home};
+
+/// What to do with an adapter that requests do not use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pin {
+    /// Keep it resident.
+    Keep,
+    /// Let it make room for others.
+    Release,
+}
+
+impl Registry {
+    /// Keeps an adapter resident from now on, also after a restart, or lets it go.
+    ///
+    /// # Errors
+    /// See [`AdapterError`]; nothing has changed then.
+    pub async fn pin(&self, name: &str, pin: Pin) -> Result<Arc<Entry>, AdapterError> {
+        let _held = match pin {
+            Pin::Keep => Some(self.fetch(&*self.entry(name)?).await?),
+            Pin::Release => None,
+        };
+        let _changing = self.changing.lock().await;
+        let (entry, pinned) = (self.entry(name)?, pin == Pin::Keep);
+        if pinned {
+            self.check_pins(name, entry.id(), entry.record.bytes)?;
+            for home in self.in_use() {
+                let _moving = home.moving.lock().await;
+                self.make_resident(home, &entry).await?;
+            }
+            entry.set_fault(None);
+        }
+        let version = self.records.set_pinned(&entry, pinned).await?;
+        failpoint::pass("gateway.pin_committed");
+        entry.set_pinned(pinned);
+        entry.set_version(version);
+        self.after_commit().await;
+        Ok(entry)
+    }
+
+    /// Fails if `id` and all that is pinned do not fit each executor together: what is pinned is on all of them.
+    pub(super) fn check_pins(&self, name: &str, id: AdapterId, bytes: u64) -> Result<(), AdapterError> {
+        let entries = self.entries();
+        let pinned = entries.values().filter(|entry| entry.is_pinned() && entry.record.name != name);
+        let pinned: HashMap<_, _> =
+            pinned.map(|entry| (entry.id(), entry.record.bytes)).chain([(id, bytes)]).collect();
+        let pinned_bytes = pinned.values().fold(0u64, |sum, bytes| sum.saturating_add(*bytes));
+        match self.homes.iter().filter_map(Home::budget_bytes).min() {
+            Some(budget_bytes) if pinned_bytes > budget_bytes => {
+                Err(AdapterError::PinsExceedBudget { name: name.to_owned(), pinned_bytes, budget_bytes })
+            }
+            _ => Ok(()),
+        }
+    }
+}

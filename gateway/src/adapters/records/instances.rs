@@ -1,0 +1,44 @@
+//! Which gateways of a fleet are alive: each renews its row, and counts as gone once the row is missing or out of date.
+
+use std::collections::HashSet;
+
+use sqlx::PgConnection;
+
+use super::link::Shared;
+use crate::adapters::database::DatabaseError;
+
+/// How long a gateway counts as alive after its last renewal, in seconds: as long as a session of Tinker's without a heartbeat.
+const LEASE_S: f64 = 300.0;
+
+/// Renews the row of the gateway `id`.
+pub(super) async fn renew(connection: &mut PgConnection, id: &str) -> Result<(), sqlx::Error> {
+    let renewed = sqlx::query(
+        "INSERT INTO holobiont_gateways (id, until) VALUES ($1, now() + make_interval(secs => $2)) \
+         ON CONFLICT (id) DO UPDATE SET until = EXCLUDED.until",
+    );
+    renewed.bind(id).bind(LEASE_S).execute(connection).await.map(drop)
+}
+
+impl Shared {
+    /// Says that the gateway `id` is alive, and returns all that are. Rows of those that are gone are removed.
+    pub(in crate::adapters) async fn stay(&self, id: &str) -> Result<HashSet<String>, DatabaseError> {
+        const LIVING: &str = "SELECT id FROM holobiont_gateways WHERE until > now()";
+        let pool = self.session()?;
+        let asked = async {
+            let mut connection = pool.acquire().await?;
+            renew(&mut connection, id).await?;
+            sqlx::query("DELETE FROM holobiont_gateways WHERE until < now()")
+                .execute(&mut *connection)
+                .await?;
+            sqlx::query_scalar(LIVING).fetch_all(&mut *connection).await
+        };
+        Ok(self.within(asked).await?.into_iter().collect())
+    }
+
+    /// Says that the gateway `id` ends.
+    pub(in crate::adapters) async fn leave(&self, id: &str) -> Result<(), DatabaseError> {
+        let pool = self.session()?;
+        let left = sqlx::query("DELETE FROM holobiont_gateways WHERE id = $1").bind(id);
+        self.within(left.execute(&pool)).await.map(drop)
+    }
+}
