@@ -8,6 +8,7 @@
 //! - [`registry`]: all of it held together. What is done with it is told in the rooms of the doing:
 //!   - [`change`]: load, replace, unload; `pin`; `lifetime`: until when; [`request`] is what a load says.
 //!   - [`upload`]: the same with files that are sent along.
+//!   - `to_end`: what lets a change run to its end, whoever stops waiting for it.
 //!   - `on_demand`: an adapter loaded into an executor when a request needs it there, others making room.
 //!   - `restore`: an executor that was just connected made ready.
 //!   - `added`: several adapters leased at once, as their sum; `sums` says what that is, and which there are.
@@ -64,6 +65,7 @@ mod share;
 pub mod store;
 mod sums;
 pub mod table;
+mod to_end;
 pub mod upload;
 
 pub use self::{
@@ -79,6 +81,8 @@ pub use self::{
     residency::Tier,
     store::{Arriving, BucketAddress, FetchFigures, StoreError},
 };
+
+pub(crate) use self::to_end::to_end;
 
 /// Places where a test may make the gateway die or fail, in the order of an adapter's life.
 pub const FAILPOINTS: &[&str] = &[

@@ -7,7 +7,8 @@
 //! - [`trainer`]: orders to the process that learns. [`batch`]: sequences on their way there and back; [`parts`]: how much a
 //!   request would take in memory.
 //! - [`promises`], [`outcome`]: requests whose answers are fetched later, and what comes of them.
-//! - [`saved`]: names of what is kept, and where; [`kept`]: what there is. [`wire`]: Tinker's messages in protobuf.
+//! - [`saved`]: names of what is kept, and where; [`kept`]: what there is; [`passages`]: adapters on their way from trainers to
+//!   the registry. [`wire`]: Tinker's messages in protobuf.
 //!
 //! # Principles
 //!
@@ -21,6 +22,7 @@ pub mod desk;
 pub mod kept;
 pub mod outcome;
 pub mod parts;
+pub mod passages;
 pub mod promises;
 pub mod saved;
 pub mod trainer;
@@ -30,17 +32,19 @@ pub mod worker;
 use std::{
     collections::HashSet,
     path::Path,
-    sync::{Arc, Weak},
+    sync::{Arc, Mutex, Weak},
     time::Duration,
 };
 
 use tokio::sync::watch;
 
-use self::{book::Book, kept::States, promises::Promises, worker::Means};
+use self::{book::Book, kept::States, passages::Passages, promises::Promises, worker::Means};
 use crate::{
     adapters::{AdapterError, Entry, Registry, database::DatabaseError},
     clock::seconds_since_1970,
     lifecycle::Status,
+    lock::lock,
+    thread,
     trainers::Trainers,
 };
 
@@ -56,6 +60,8 @@ pub struct Runs {
     pub book: Book,
     /// What they wait for.
     pub promises: Promises,
+    /// Snapshots that are being unloaded, each of which waits for whoever samples from it.
+    unloading: Mutex<HashSet<String>>,
 }
 
 impl Runs {
@@ -68,8 +74,10 @@ impl Runs {
         state: &Path,
         tenant_bytes: u64,
     ) -> Arc<Self> {
-        let means = Means { trainers, registry, status, states: States::below(state, tenant_bytes) };
-        Arc::new(Self { means, book: Book::default(), promises: Promises::default() })
+        let (states, passages) = (States::below(state, tenant_bytes), Passages::below(state));
+        let means = Means { trainers, registry, status, states, passages };
+        let (book, promises) = (Book::default(), Promises::default());
+        Arc::new(Self { means, book, promises, unloading: Mutex::default() })
     }
 
     /// Forgets what nobody wants any more, for as long as there is anything.
@@ -78,16 +86,41 @@ impl Runs {
         loop {
             tokio::time::sleep(SWEEP).await;
             let Some(runs) = runs.upgrade() else { return };
-            runs.book.sweep();
-            runs.promises.sweep();
+            runs.sweep_once();
             runs.unload_unwanted(&mut suspects).await;
+        }
+    }
+
+    /// Waits for nothing: neither a slow reader nor a slow disk may hold up what others wait for.
+    fn sweep_once(self: &Arc<Self>) {
+        self.book.sweep();
+        self.promises.sweep();
+        tokio::spawn(Arc::clone(self).sweep_passages());
+    }
+
+    /// Requests that use the adapter may finish first.
+    async fn unload(self: Arc<Self>, name: String) {
+        match self.means.registry.unload(&name, None).await {
+            // Another gateway was first.
+            Ok(_) | Err(AdapterError::NotFound(_) | AdapterError::Database(DatabaseError::Conflict(_))) => {}
+            Err(error) => tracing::warn!(name, %error, "an adapter could not be unloaded; it is tried again"),
+        }
+        lock(&self.unloading).remove(&name);
+    }
+
+    async fn sweep_passages(self: Arc<Self>) {
+        let passages = self.means.passages.clone();
+        match thread::run("tinker-sweep", move || passages.sweep()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::warn!(%error, "what models left behind cannot be removed"),
+            Err(error) => tracing::warn!(%error, "what models left behind cannot be looked for"),
         }
     }
 
     /// Unloads adapters whose time is over, and snapshots whose model is gone. `suspects` are gateways that did not count as
     /// alive at the last call: a gateway counts as gone once two calls in a row have found it so, for after an outage of the
     /// registry every gateway is out of date for a moment.
-    pub async fn unload_unwanted(&self, suspects: &mut HashSet<String>) {
+    pub async fn unload_unwanted(self: &Arc<Self>, suspects: &mut HashSet<String>) {
         let registry = &self.means.registry;
         let gone = match registry.stay().await {
             Ok(living) => {
@@ -104,20 +137,10 @@ impl Runs {
             }
         };
         for (name, why) in self.unwanted(&gone) {
-            tracing::info!(name, why, "an adapter of a Tinker run is unloaded");
-            let registry = Arc::clone(registry);
-            // Requests that use the adapter may finish, and the next sweep does not wait for them.
-            tokio::spawn(async move {
-                match registry.unload(&name, None).await {
-                    // Another gateway was first.
-                    Ok(_)
-                    | Err(AdapterError::NotFound(_) | AdapterError::Database(DatabaseError::Conflict(_))) => {
-                    }
-                    Err(error) => {
-                        tracing::warn!(name, %error, "an adapter could not be unloaded; it is tried again")
-                    }
-                }
-            });
+            if lock(&self.unloading).insert(name.clone()) {
+                tracing::info!(name, why, "an adapter of a Tinker run is unloaded");
+                tokio::spawn(Arc::clone(self).unload(name));
+            }
         }
     }
 

@@ -1,4 +1,5 @@
-//! Changes of the registry: load, replace, unload. Each is answered when it is on disk.
+//! Changes of the registry: load, replace, unload. Each is answered when it is on disk, and runs to its end even if its
+//! caller goes away (`to_end`).
 
 use std::{
     path::Path,
@@ -20,6 +21,7 @@ use super::{
     share::LoadedBy,
     store::{ContentId, Incoming, Sweep},
     table::Table,
+    to_end::to_end,
 };
 use crate::{
     clock::{now_us, seconds_since_1970},
@@ -40,10 +42,10 @@ impl Registry {
         request: LoadRequest,
         base_name: &str,
     ) -> Result<Arc<Entry>, AdapterError> {
-        let _slot = self.begin_load()?;
+        let slot = self.begin_load()?;
         self.check_load(&request, base_name)?;
         let place = Place::inside(&self.root, &request.path)?;
-        self.load_from(place, request, LoadedBy::Administrator).await
+        self.load_from(place, request, LoadedBy::Administrator, slot).await
     }
 
     /// Loads an adapter the operator named at start, from anywhere, replacing what has the name.
@@ -60,11 +62,11 @@ impl Registry {
         let place = Place::anywhere(path)?;
         let (name, path) = (name.to_owned(), path.to_owned());
         let request = LoadRequest { name, path, replace: Replace::Always, tenant: None, pinned: None };
-        match self.load_from(place, request.clone(), LoadedBy::Administrator).await {
+        match self.load_from(place, request.clone(), LoadedBy::Administrator, ()).await {
             // The gateways of a fleet start together, with the same adapters.
             Err(AdapterError::Database(DatabaseError::Conflict(_))) => {
                 tokio::time::sleep(AFTER_CONFLICT).await;
-                self.load_from(Place::anywhere(&request.path)?, request, LoadedBy::Administrator).await
+                self.load_from(Place::anywhere(&request.path)?, request, LoadedBy::Administrator, ()).await
             }
             done => done,
         }
@@ -82,10 +84,26 @@ impl Registry {
         terms: Terms,
     ) -> Result<Arc<Entry>, AdapterError> {
         check_name(&request.name, base_name)?;
-        self.load_from(Place::anywhere(&request.path)?, request, LoadedBy::Tenant(terms)).await
+        self.load_from(Place::anywhere(&request.path)?, request, LoadedBy::Tenant(terms), ()).await
     }
 
+    /// Loads from `place`. What is `held` is given back when the load has ended.
     pub(super) async fn load_from(
+        self: &Arc<Self>,
+        place: Place,
+        request: LoadRequest,
+        by: LoadedBy,
+        held: impl Send + 'static,
+    ) -> Result<Arc<Entry>, AdapterError> {
+        let registry = Arc::clone(self);
+        let load = async move {
+            let _held = held;
+            registry.copy_and_load(place, request, by).await
+        };
+        to_end(load).await
+    }
+
+    async fn copy_and_load(
         self: &Arc<Self>,
         place: Place,
         request: LoadRequest,
@@ -269,6 +287,15 @@ impl Registry {
     /// # Errors
     /// See [`AdapterError`]; nothing has changed then.
     pub async fn unload(self: &Arc<Self>, name: &str, expected: Option<&str>) -> Result<u64, AdapterError> {
+        let (registry, name, expected) = (Arc::clone(self), name.to_owned(), expected.map(str::to_owned));
+        to_end(async move { registry.remove_and_retire(&name, expected.as_deref()).await }).await
+    }
+
+    async fn remove_and_retire(
+        self: &Arc<Self>,
+        name: &str,
+        expected: Option<&str>,
+    ) -> Result<u64, AdapterError> {
         let changing = self.changing.lock().await;
         let entry = self.entry(name)?;
         check_generation(name, expected, Some(&entry))?;

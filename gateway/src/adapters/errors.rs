@@ -204,8 +204,8 @@ pub enum AdapterError {
     /// The change could not be made durable and was undone.
     #[error(transparent)]
     Database(#[from] DatabaseError),
-    /// The thread that worked on it is gone.
-    #[error("copying the adapter stopped: {0}; the log says why")]
+    /// The thread or the task that worked on it is gone.
+    #[error("changing the registry stopped: {0}; the log says why")]
     Stopped(String),
 }
 

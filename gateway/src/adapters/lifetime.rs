@@ -1,8 +1,8 @@
 //! How long adapters that were made here stay registered: until a time, or as long as the run of a gateway needs them.
 
-use std::collections::HashSet;
+use std::{collections::HashSet, sync::Arc};
 
-use super::{database::DatabaseError, errors::AdapterError, registry::Registry};
+use super::{database::DatabaseError, errors::AdapterError, registry::Registry, to_end::to_end};
 
 impl Registry {
     /// What this process is called among the gateways of a fleet. No other process has the name.
@@ -34,7 +34,12 @@ impl Registry {
     ///
     /// # Errors
     /// See [`AdapterError`]; nothing has changed then.
-    pub async fn set_expiry(&self, name: &str, at: Option<u64>) -> Result<(), AdapterError> {
+    pub async fn set_expiry(self: &Arc<Self>, name: &str, at: Option<u64>) -> Result<(), AdapterError> {
+        let (registry, name) = (Arc::clone(self), name.to_owned());
+        to_end(async move { registry.write_expiry(&name, at).await }).await
+    }
+
+    async fn write_expiry(&self, name: &str, at: Option<u64>) -> Result<(), AdapterError> {
         let _changing = self.changing.lock().await;
         let entry = self.entry(name)?;
         let version = self.records.set_expiry(&entry, at).await?;

@@ -4,7 +4,7 @@ use std::{collections::HashMap, sync::Arc};
 
 use ids::AdapterId;
 
-use super::{entry::Entry, errors::AdapterError, registry::Registry, residency::Home};
+use super::{entry::Entry, errors::AdapterError, registry::Registry, residency::Home, to_end::to_end};
 
 /// What to do with an adapter that requests do not use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,7 +20,12 @@ impl Registry {
     ///
     /// # Errors
     /// See [`AdapterError`]; nothing has changed then.
-    pub async fn pin(&self, name: &str, pin: Pin) -> Result<Arc<Entry>, AdapterError> {
+    pub async fn pin(self: &Arc<Self>, name: &str, pin: Pin) -> Result<Arc<Entry>, AdapterError> {
+        let (registry, name) = (Arc::clone(self), name.to_owned());
+        to_end(async move { registry.set_pin(&name, pin).await }).await
+    }
+
+    async fn set_pin(&self, name: &str, pin: Pin) -> Result<Arc<Entry>, AdapterError> {
         let _held = match pin {
             Pin::Keep => Some(self.fetch(&*self.entry(name)?).await?),
             Pin::Release => None,

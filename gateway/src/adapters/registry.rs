@@ -85,7 +85,7 @@ pub struct Registry {
     pub(super) sums: Sums,
     /// Held while the registry changes; readers never wait for it.
     pub(super) changing: tokio::sync::Mutex<()>,
-    pub(super) loads: Semaphore,
+    pub(super) loads: Arc<Semaphore>,
     pub(super) copies: Arc<Semaphore>,
     /// True if the store may hold contents nothing refers to.
     pub(super) sweep_due: AtomicBool,
@@ -128,7 +128,7 @@ impl Registry {
             draining: Mutex::default(),
             sums: Sums::default(),
             changing: tokio::sync::Mutex::default(),
-            loads: Semaphore::new(MAX_LOADS),
+            loads: Arc::new(Semaphore::new(MAX_LOADS)),
             copies: Arc::new(Semaphore::new(MAX_COPIES)),
             sweep_due: AtomicBool::new(false),
             counters: Counters::default(),

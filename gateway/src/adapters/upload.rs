@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tokio::sync::SemaphorePermit;
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::{
     entry::Entry,
@@ -19,8 +19,8 @@ impl Registry {
     ///
     /// # Errors
     /// Too many are under way.
-    pub fn begin_load(&self) -> Result<SemaphorePermit<'_>, AdapterError> {
-        self.loads.try_acquire().map_err(|_| AdapterError::Busy(MAX_LOADS))
+    pub fn begin_load(&self) -> Result<OwnedSemaphorePermit, AdapterError> {
+        Arc::clone(&self.loads).try_acquire_owned().map_err(|_| AdapterError::Busy(MAX_LOADS))
     }
 
     /// Refuses a load that can be refused before a byte is copied.
@@ -41,18 +41,19 @@ impl Registry {
         Ok(self.store.receive()?)
     }
 
-    /// Loads an adapter whose files have come.
+    /// Loads an adapter whose files have come, in its turn.
     ///
     /// # Errors
     /// See [`AdapterError`]; nothing has changed then.
     pub async fn load_received(
         self: &Arc<Self>,
         arrived: Arriving,
+        turn: OwnedSemaphorePermit,
         request: LoadRequest,
         base_name: &str,
     ) -> Result<Arc<Entry>, AdapterError> {
         self.check_load(&request, base_name)?;
         let place = arrived.place().map_err(StoreError::from)?;
-        self.load_from(place, request, LoadedBy::Administrator).await
+        self.load_from(place, request, LoadedBy::Administrator, (arrived, turn)).await
     }
 }

@@ -40,8 +40,7 @@ pub async fn list(State(app): State<Arc<App>>) -> Json<Value> {
 pub async fn load(State(app): State<Arc<App>>, body: JsonBody) -> Result<Json<Value>, ApiError> {
     let base_name = app.serving()?.base_name.clone();
     let request = load_request(&body, &base_name)?;
-    let registry = Arc::clone(&app.registry);
-    let entry = finish(async move { registry.load(request, &base_name).await }).await?;
+    let entry = app.registry.load(request, &base_name).await?;
     Ok(Json(loaded(&app, &entry)))
 }
 
@@ -117,9 +116,7 @@ pub async fn unload(State(app): State<Arc<App>>, body: JsonBody) -> Result<Json<
     let serving = app.serving()?;
     let UnloadRequest { name, expected } = UnloadRequest::read(&body)?;
     check_is_adapter(&name, &serving.base_name)?;
-    let (registry, unloaded) = (Arc::clone(&app.registry), name.clone());
-    let unload = async move { registry.unload(&unloaded, expected.as_deref()).await };
-    let freed_bytes = finish(unload).await?;
+    let freed_bytes = app.registry.unload(&name, expected.as_deref()).await?;
     Ok(Json(json!({ "status": "unloaded", "name": name, "freed_bytes": freed_bytes })))
 }
 
@@ -149,8 +146,7 @@ pub async fn pin(State(app): State<Arc<App>>, body: JsonBody) -> Result<Json<Val
     let serving = app.serving()?;
     let PinRequest { name, pin } = PinRequest::read(&body)?;
     check_is_adapter(&name, &serving.base_name)?;
-    let registry = Arc::clone(&app.registry);
-    let entry = finish(async move { registry.pin(&name, pin).await }).await?;
+    let entry = app.registry.pin(&name, pin).await?;
     Ok(Json(describe_one(&app, &entry)))
 }
 
@@ -161,15 +157,6 @@ pub(super) fn check_is_adapter(name: &str, base_name: &str) -> Result<(), ApiErr
     }
     let message = format!("'{name}' is the base model, which is always there; name an adapter");
     Err(ApiError::invalid("lora_name", message))
-}
-
-/// Lets a change run to its end even if the caller goes away.
-pub(super) async fn finish<T: Send + 'static>(
-    change: impl Future<Output = Result<T, AdapterError>> + Send + 'static,
-) -> Result<T, ApiError> {
-    let done = tokio::spawn(change).await;
-    let done = done.map_err(|panic| ApiError::internal(format!("changing the registry failed: {panic}")))?;
-    Ok(done?)
 }
 
 /// Whether requests can still ask for an adapter.

@@ -9,7 +9,7 @@ use axum::{
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::adapters::{check_is_adapter, finish};
+use super::adapters::check_is_adapter;
 use crate::{
     adapters::Entry,
     app::App,
@@ -80,9 +80,7 @@ pub async fn delete(
     if entry.record.tenant.as_deref() != Some(&*caller.tenant) && caller.role != Role::Admin {
         return Err(ApiError::forbidden(format!("'{id}' is everybody's: an administrator may take it away")));
     }
-    let (registry, name, generation) =
-        (Arc::clone(&app.registry), id.clone(), entry.record.generation.to_string());
-    finish(async move { registry.unload(&name, Some(&generation)).await }).await?;
+    app.registry.unload(&id, Some(&entry.record.generation.to_string())).await?;
     Ok(Json(json!({ "id": id, "object": "model", "deleted": true })))
 }
 

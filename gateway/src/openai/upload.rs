@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::{Json, extract::State};
 use serde_json::{Map, Value};
 
-use super::adapters::{finish, load_request, loaded};
+use super::adapters::{load_request, loaded};
 use crate::{
     adapters::{Arriving, LoadRequest, StoreError},
     app::App,
@@ -20,12 +20,10 @@ const FLAGS: &[&str] = &["pinned", "load_inplace"];
 /// Takes an adapter's files, and answers when it is durable and serving.
 pub async fn upload(State(app): State<Arc<App>>, form: Form) -> Result<Json<Value>, ApiError> {
     let base_name = app.serving()?.base_name.clone();
-    let _slot = app.registry.begin_load()?;
+    let turn = app.registry.begin_load()?;
     let arriving = app.registry.receive()?;
     let request = take(&app, &base_name, &arriving, form).await?;
-    let registry = Arc::clone(&app.registry);
-    let load = async move { registry.load_received(arriving, request, &base_name).await };
-    let entry = finish(load).await?;
+    let entry = app.registry.load_received(arriving, turn, request, &base_name).await?;
     Ok(Json(loaded(&app, &entry)))
 }
 

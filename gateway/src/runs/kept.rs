@@ -1,7 +1,8 @@
 //! What is kept of a tenant's runs: states in directories, and adapters in the registry that are called after their run.
 
 use std::{
-    fs, io,
+    fs::{self, File},
+    io::{self, Write as _},
     path::{Path, PathBuf},
     time::{SystemTime, UNIX_EPOCH},
 };
@@ -16,6 +17,8 @@ use crate::adapters::{Entry, table::Table};
 const MAX_STATES: usize = 1024;
 /// What a state is of, beside what the trainer wrote.
 const ABOUT: &str = "about.json";
+/// The same while it is written.
+const PARTIAL_ABOUT: &str = "about.json.partial";
 
 /// What a state is of.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -114,18 +117,24 @@ impl States {
         self.of(tenant).join(run).join(name)
     }
 
-    /// A place for something that is only handed over.
-    #[must_use]
-    pub fn passage(&self, run: &str) -> PathBuf {
-        self.root.join("passing").join(run)
-    }
-
-    /// Checks that there is room for a state, in the place of one of its name, and makes room for its directory. What it will
-    /// take nobody knows yet: the last one may go beyond the limit.
+    /// Checks that a state may be kept under this name, makes room for its directory, and says where that is. How much the
+    /// state will take is not known yet: the last one may go beyond the limit.
     ///
     /// # Errors
-    /// There is none.
-    pub fn make_room(&self, tenant: &str, run: &str, name: &str) -> Result<(), Refusal> {
+    /// There is no room, or a state of this name that is not to be overwritten.
+    pub fn make_room(
+        &self,
+        tenant: &str,
+        run: &str,
+        name: &str,
+        overwrite: bool,
+    ) -> Result<PathBuf, Refusal> {
+        let directory = self.directory(tenant, run, name);
+        if directory.exists() && !overwrite {
+            let message =
+                format!("there is a state '{name}' already: choose another name, or say overwrite=True");
+            return Err(Refusal::user(message));
+        }
         let failed = |error: io::Error| Refusal::server(format!("the state cannot be kept: {error}"));
         fs::create_dir_all(self.of(tenant).join(run)).map_err(failed)?;
         let mut others = self.list(tenant).map_err(failed)?;
@@ -133,7 +142,7 @@ impl States {
         let (count, bytes) = (others.len(), others.iter().map(|state| state.bytes).sum::<u64>());
         let limit = self.tenant_bytes;
         if count < MAX_STATES && bytes < limit {
-            return Ok(());
+            return Ok(directory);
         }
         Err(Refusal::user(format!(
             "you keep {count} states of {bytes} bytes, and may keep {MAX_STATES} of {limit} (--tenant-state-bytes): \
@@ -161,12 +170,17 @@ impl States {
         Ok(all)
     }
 
-    /// Writes down what a state is of.
+    /// Writes down what a state is of. When this returns, that is on the disk, and so is the way to the state's directory.
     ///
     /// # Errors
-    /// It cannot be written.
-    pub fn describe(directory: &Path, about: &About) -> io::Result<()> {
-        fs::write(directory.join(ABOUT), serde_json::to_vec(about)?)
+    /// It cannot be written; what was written before stands.
+    pub fn describe(&self, directory: &Path, about: &About) -> io::Result<()> {
+        let (beside, bytes) = (directory.join(PARTIAL_ABOUT), serde_json::to_vec(about)?);
+        let mut file = File::create(&beside)?;
+        file.write_all(&bytes).and_then(|()| file.sync_all())?;
+        fs::rename(&beside, directory.join(ABOUT))?;
+        let way = directory.ancestors().take_while(|place| place.starts_with(&self.root));
+        way.chain(self.root.parent()).try_for_each(|place| File::open(place)?.sync_all())
     }
 
     /// What a state is of, if that was written down.
@@ -232,7 +246,10 @@ mod tests {
         assert_eq!(states.list("alice").unwrap(), [], "nothing is in it yet");
         fs::write(directory.join("checkpoint"), [0; 100]).unwrap();
         let lora = Lora { rank: 8, alpha: 32.0, targets: Vec::new() };
-        States::describe(&directory, &About { base: "base".to_owned(), lora: Some(lora) }).unwrap();
+        fs::write(directory.join(PARTIAL_ABOUT), "{\"base\":").unwrap();
+        assert_eq!(States::about(&directory), None, "a description that was cut off is none");
+        states.describe(&directory, &About { base: "base".to_owned(), lora: Some(lora) }).unwrap();
+        assert!(!directory.join(PARTIAL_ABOUT).exists());
         let listed = states.list("alice").unwrap();
         assert_eq!((listed.len(), listed[0].rank), (1, Some(8)));
         assert_eq!(listed[0].path(), "tinker://r-0/weights/first");
@@ -248,14 +265,15 @@ mod tests {
     fn what_a_tenant_keeps_is_bounded_and_a_state_may_be_replaced() {
         let place = tempfile::tempdir().unwrap();
         let states = States::below(place.path(), 100);
-        states.make_room("alice", "r-0", "first").unwrap();
-        let directory = states.directory("alice", "r-0", "first");
+        let directory = states.make_room("alice", "r-0", "first", false).unwrap();
         fs::create_dir_all(&directory).unwrap();
         fs::write(directory.join("checkpoint"), [0; 100]).unwrap();
-        let refused = states.make_room("alice", "r-0", "second").unwrap_err();
+        let refused = states.make_room("alice", "r-0", "second", false).unwrap_err();
         assert!(refused.message.contains("--tenant-state-bytes") && refused.message.contains("100 bytes"));
-        states.make_room("alice", "r-0", "first").unwrap();
-        states.make_room("bob", "r-0", "second").unwrap();
+        let taken = states.make_room("alice", "r-0", "first", false).unwrap_err();
+        assert!(taken.message.contains("overwrite=True"), "{}", taken.message);
+        assert_eq!(states.make_room("alice", "r-0", "first", true).unwrap(), directory);
+        states.make_room("bob", "r-0", "second", false).unwrap();
     }
 
     #[test]

@@ -3,7 +3,6 @@
 use std::{
     collections::VecDeque,
     io,
-    path::PathBuf,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -16,14 +15,16 @@ use super::{
     desk::{Desk, Work, session_ended},
     kept::{About, States},
     outcome::Outcome,
+    passages::{Passage, Passages},
     promises::Promise,
     saved,
     trainer::Trainer,
 };
 use crate::{
-    adapters::{LoadRequest, Registry, Replace, Terms},
+    adapters::{LoadRequest, Registry, Replace, Terms, to_end},
     errors::ApiError,
     lifecycle::Status,
+    thread,
     trainers::Trainers,
 };
 
@@ -46,6 +47,8 @@ pub struct Means {
     pub status: watch::Receiver<Status>,
     /// Where states are.
     pub states: States,
+    /// Where trainers leave adapters for the registry.
+    pub passages: Passages,
 }
 
 /// What works at a desk.
@@ -163,8 +166,14 @@ impl Worker {
     ) -> io::Result<Result<Outcome, Refusal>> {
         let directory = self.means.states.directory(&self.tenant, run, name);
         let path = format!("tinker://{run}/weights/{name}");
-        if !directory.exists() {
-            return Ok(Err(Refusal::user(format!("there is no state {path}; save_state gives its path"))));
+        let looked_at = directory.clone();
+        match on_disk(move || looked_at.exists()).await {
+            Ok(true) => {}
+            Ok(false) => {
+                let message = format!("there is no state {path}; save_state gives its path");
+                return Ok(Err(Refusal::user(message)));
+            }
+            Err(failure) => return Ok(Err(failure)),
         }
         let order = Order::Load { directory, optimizer };
         let begun = self.begun(trainer.order(&order, &[]).await?);
@@ -179,26 +188,25 @@ impl Worker {
         name: &str,
         overwrite: bool,
     ) -> io::Result<Result<Outcome, Refusal>> {
-        let directory = self.means.states.directory(&self.tenant, &self.run, name);
-        if directory.exists() && !overwrite {
-            let message =
-                format!("there is a state '{name}' already: choose another name, or say overwrite=True");
-            return Ok(Err(Refusal::user(message)));
-        }
-        if let Err(failure) = self.means.states.make_room(&self.tenant, &self.run, name) {
-            return Ok(Err(failure));
-        }
+        let (states, tenant) = (self.means.states.clone(), Arc::clone(&self.tenant));
+        let (run, kept) = (self.run.clone(), name.to_owned());
+        let directory = on_disk(move || states.make_room(&tenant, &run, &kept, overwrite)).await;
+        let directory = match directory.and_then(|made| made) {
+            Ok(directory) => directory,
+            Err(failure) => return Ok(Err(failure)),
+        };
         let order = Order::SaveState { directory: directory.clone() };
         if let Err(failure) = trainer.order(&order, &[]).await? {
             return Ok(Err(failure));
         }
         let base = self.means.status.borrow().serving().map(|serving| serving.base_name.clone());
         let about = About { base: base.unwrap_or_default(), lora: self.desk.lora.get().cloned() };
-        let path = format!("tinker://{}/weights/{name}", self.run);
-        Ok(match States::describe(&directory, &about) {
+        let (states, path) = (self.means.states.clone(), format!("tinker://{}/weights/{name}", self.run));
+        let described = on_disk(move || states.describe(&directory, &about)).await;
+        Ok(described.and_then(|described| match described {
             Ok(()) => Ok(Outcome::Json(json!({ "type": "save_weights", "path": path }))),
             Err(error) => Err(Refusal::server(format!("the state cannot be kept: {error}"))),
-        })
+        }))
     }
 
     async fn publish(
@@ -207,31 +215,34 @@ impl Worker {
         adapter: String,
         answer: Value,
     ) -> io::Result<Result<Outcome, Refusal>> {
-        let passage = self.means.states.passage(&self.run);
-        let _ = std::fs::remove_dir_all(&passage);
-        let order = Order::SaveWeights { directory: passage.clone() };
-        let published = match trainer.order(&order, &[]).await? {
-            Ok(_) => self.register(adapter, passage.clone()).await,
+        let passage = self.means.passages.open(&self.run);
+        let published = match trainer.order(&Order::SaveWeights { directory: passage.path() }, &[]).await? {
+            Ok(_) => self.register(adapter, passage).await,
             Err(failure) => Err(failure),
         };
-        let _ = std::fs::remove_dir_all(&passage);
         Ok(published.map(|()| Outcome::Json(answer)))
     }
 
-    async fn register(&mut self, name: String, path: PathBuf) -> Result<(), Refusal> {
+    /// Serves what is in `passage`, which stays until it is copied even if this model ends meanwhile.
+    async fn register(&mut self, name: String, passage: Passage) -> Result<(), Refusal> {
         let serving = self.means.status.borrow().serving().map_err(ApiError::from)?;
         let request = LoadRequest {
             name: name.clone(),
-            path,
+            path: passage.path(),
             replace: Replace::Always,
             tenant: Some(self.tenant.to_string()),
             pinned: None,
         };
-        let registry = &self.means.registry;
+        let registry = Arc::clone(&self.means.registry);
         let is_snapshot = saved::run_of_snapshot(&name).is_some();
         let made_by = is_snapshot.then(|| registry.instance().to_owned());
         let terms = Terms { made_by, ..Terms::default() };
-        registry.load_made(request, &serving.base_name, terms).await.map_err(ApiError::from)?;
+        let load = async move {
+            let loaded = registry.load_made(request, &serving.base_name, terms).await;
+            drop(passage);
+            loaded
+        };
+        to_end(load).await.map_err(ApiError::from)?;
         if is_snapshot {
             self.snapshots.push_back(name);
         }
@@ -251,6 +262,12 @@ impl Drop for Worker {
         self.keep(session_ended());
         self.desk.close();
     }
+}
+
+/// What comes of `work` on files, which may block.
+async fn on_disk<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Refusal> {
+    let done = thread::run("tinker-states", work).await;
+    done.map_err(|error| Refusal::server(format!("the disk cannot be looked at: {error}")))
 }
 
 fn ended(error: &io::Error) -> Refusal {

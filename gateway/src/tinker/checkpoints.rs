@@ -211,7 +211,12 @@ pub async fn weights_info(
     let found = all(&app, &caller).await?.into_iter().find(|kept| kept.path() == tinker_path);
     let found = found.ok_or_else(|| ApiError::not_found("nothing is kept at this path"))?;
     let directory = app.runs.means.states.directory(&caller.tenant, &found.run, &found.name);
-    let about = (found.kind == Kind::State).then(|| States::about(&directory)).flatten();
+    let about = match found.kind {
+        Kind::Sampler => None,
+        Kind::State => thread::run("tinker-states", move || States::about(&directory))
+            .await
+            .map_err(|error| ApiError::internal(error.to_string()))?,
+    };
     let base = about.as_ref().map(|about| about.base.clone());
     let base = base.map_or_else(|| Ok(app.serving()?.base_name.clone()), Ok::<_, ApiError>)?;
     let learns = |target: &str| {

@@ -12,13 +12,14 @@ use serde_json::{Value, json};
 
 use crate::{
     client::{Client, Response},
-    fake_executor::say,
+    fake_executor::{Reply, hang_after, say},
     fake_trainers::FakeTrainers,
-    harness::{Harness, key_file},
+    harness::{Harness, eventually, eventually_async, key_file},
 };
 
 const ALICE: &str = "tml-alice";
 const MALLORY: &str = "tml-mallory";
+const WATCHER: &str = "watcher";
 /// What a tenant may keep.
 const TENANT_BYTES: usize = 8 << 20;
 /// Tokens of a long batch.
@@ -62,6 +63,22 @@ impl Model {
         self.client.send("POST", "/api/v1/forward_backward", "application/x-protobuf", body).await
     }
 
+    /// Serves the adapter, and says what comes of it.
+    async fn publish(&self, seq: u32, how: Value) -> Value {
+        let mut request = how;
+        request["model_id"] = self.id.as_str().into();
+        request["seq_id"] = seq.into();
+        let promised = self.client.post("/api/v1/save_weights_for_sampler", &request).await;
+        self.result(&promised).await.json()
+    }
+
+    /// Names of the adapters that are served to the tenant.
+    async fn served(&self) -> Vec<String> {
+        let models = self.client.get("/v1/models").await.json();
+        let name = |model: &Value| model["id"].as_str().unwrap().to_owned();
+        models["data"].as_array().unwrap().iter().map(name).filter(|name| name != "base").collect()
+    }
+
     async fn result(&self, promised: &Response) -> Response {
         assert_eq!(promised.status, 200, "{}", promised.body);
         let request = json!({ "request_id": promised.json()["request_id"] });
@@ -96,11 +113,12 @@ fn batch(model: &str, seq: i32, tokens: usize) -> ForwardBackwardRequest {
     }
 }
 
-/// A gateway with two tenants and trainers, and who they are.
-async fn start() -> (Harness, FakeTrainers, Model, Model) {
-    let file = key_file(&[("user", "alice", ALICE), ("user", "mallory", MALLORY)]);
+/// A gateway with two tenants and trainers, and who they are. The executor answers with `reply`.
+async fn start(reply: Reply) -> (Harness, FakeTrainers, Model, Model) {
+    let keys = [("user", "alice", ALICE), ("user", "mallory", MALLORY), ("metrics", "watcher", WATCHER)];
+    let file = key_file(&keys);
     let mut service = None;
-    let harness = Harness::start_with(say("x"), |config| {
+    let harness = Harness::start_with(reply, |config| {
         config.keys = Keys::read(file.path(), None).unwrap();
         config.connections.memory =
             MemoryLimits { tenant_bytes: TENANT_BYTES, total_bytes: 4 * TENANT_BYTES };
@@ -116,7 +134,7 @@ async fn start() -> (Harness, FakeTrainers, Model, Model) {
 
 #[tokio::test]
 async fn a_tenant_whose_work_waits_for_ever_keeps_what_a_tenant_may_and_others_train() {
-    let (harness, _service, alice, mallory) = start().await;
+    let (harness, _service, alice, mallory) = start(say("x")).await;
     let used = || harness.gateway.as_ref().unwrap().memory().used_by("mallory");
     assert_eq!(mallory.create().await.status, 200);
     // The first never comes, so all the others wait.
@@ -146,7 +164,7 @@ async fn a_tenant_whose_work_waits_for_ever_keeps_what_a_tenant_may_and_others_t
 
 #[tokio::test]
 async fn what_is_made_to_take_room_is_refused_by_name_in_its_turn_and_takes_none() {
-    let (harness, service, _, mallory) = start().await;
+    let (harness, service, _, mallory) = start(say("x")).await;
     let used = || harness.gateway.as_ref().unwrap().memory().used_by("mallory");
     assert_eq!(mallory.create().await.status, 200);
     let (before, long) = (used(), "a".repeat(900 << 10));
@@ -198,4 +216,54 @@ async fn what_is_made_to_take_room_is_refused_by_name_in_its_turn_and_takes_none
     assert_eq!(last.header("content-type"), Some("application/x-protobuf"), "{}", last.body);
     assert_eq!(service.taken(), 1);
     mallory.end().await;
+}
+
+#[tokio::test]
+async fn samples_that_never_end_hold_up_neither_the_sweep_nor_the_end_of_any_snapshot() {
+    let (harness, _service, alice, mallory) = start(hang_after("x")).await;
+    assert_eq!(mallory.create().await.status, 200);
+    for number in 1..=2 {
+        let sampler = mallory.publish(number, json!({ "sampling_session_seq_id": number })).await;
+        let sample = json!({
+            "sampling_session_id": sampler["sampling_session_id"], "seq_id": 1, "sampling_params": { "max_tokens": 9 },
+            "prompt": { "chunks": [{ "type": "encoded_text", "tokens": [1] }] },
+        });
+        assert_eq!(mallory.client.post("/api/v1/asample", &sample).await.status, 200, "{sampler}");
+    }
+    eventually("both are sampled from", || harness.executor().generates().len() == 2).await;
+    assert_eq!(mallory.served().await.len(), 2);
+    let passing = harness.directory.path().join("state/tinker/passing");
+    let is_empty = || std::fs::read_dir(&passing).map_or(true, |mut entries| entries.next().is_none());
+    eventually("no adapter is left on its way", is_empty).await;
+    std::fs::create_dir_all(passing.join("killed-0-0")).unwrap();
+    mallory.end().await;
+    eventually_async("no snapshot is served", async || mallory.served().await.is_empty()).await;
+    eventually("what a kill left behind is swept", is_empty).await;
+    assert!(harness.executor().unloads().is_empty(), "both are still sampled from");
+    assert_eq!(alice.create().await.status, 200);
+}
+
+#[tokio::test]
+async fn a_checkpoint_whose_deletion_nobody_waits_for_any_more_is_freed_all_the_same() {
+    const COMPLETIONS: &str = "/v1/completions";
+    let (harness, _service, alice, _) = start(hang_after("x")).await;
+    assert_eq!(alice.create().await.status, 200);
+    let path = alice.publish(1, json!({ "path": "kept" })).await["path"].as_str().unwrap().to_owned();
+    let run = path.split('/').nth(2).unwrap().to_owned();
+    let ask = json!({ "model": alice.served().await[0], "prompt": "a", "stream": true });
+    let reader = alice.client.open_post(COMPLETIONS, &ask).await;
+    eventually("it is used", || harness.executor().generates().len() == 1).await;
+    let route = format!("/api/v1/training_runs/{run}/checkpoints/sampler_weights/kept");
+    let deletion = alice.client.open("DELETE", &route, "application/json", "").await;
+    eventually_async("it has no name any more", async || alice.served().await.is_empty()).await;
+    drop(deletion);
+    let watcher = harness.client.with_key(WATCHER);
+    let has_left = async || {
+        let metrics = watcher.get("/metrics").await.body;
+        metrics.lines().any(|line| line.contains("/checkpoints/{*id}") && line.contains("status=\"499\""))
+    };
+    eventually_async("the caller has left", has_left).await;
+    assert!(harness.executor().unloads().is_empty());
+    drop(reader);
+    eventually("its bytes are freed", || harness.executor().unloads().len() == 1).await;
 }

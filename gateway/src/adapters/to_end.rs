@@ -1,0 +1,45 @@
+//! Changes that run to their end, whoever stops waiting for them.
+//!
+//! Half a change would leave an adapter in an executor that nobody frees, files that no name stands for, or a name in the
+//! database that the table does not have. So every change of the registry is made in here, and its callers, who may hang up or
+//! be aborted at any `await`, need not see to it.
+
+use super::errors::AdapterError;
+
+/// What comes of `change`, which goes on if nobody waits for it any more.
+pub(crate) async fn to_end<T: Send + 'static>(
+    change: impl Future<Output = Result<T, AdapterError>> + Send + 'static,
+) -> Result<T, AdapterError> {
+    let done = tokio::spawn(change).await;
+    done.unwrap_or_else(|panic| Err(AdapterError::Stopped(panic.to_string())))
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::oneshot;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_change_that_nobody_waits_for_any_more_runs_to_its_end() {
+        let (go, going) = oneshot::channel::<()>();
+        let (ended, end) = oneshot::channel();
+        let change = async move {
+            let _ = going.await;
+            let _ = ended.send("done");
+            Ok(())
+        };
+        let waiting = tokio::spawn(to_end(change));
+        tokio::task::yield_now().await;
+        waiting.abort();
+        assert!(waiting.await.unwrap_err().is_cancelled());
+        go.send(()).unwrap();
+        assert_eq!(end.await.unwrap(), "done");
+    }
+
+    #[tokio::test]
+    async fn a_change_that_panics_is_an_error() {
+        let changed = to_end::<()>(async { panic!("a fault") }).await;
+        assert!(matches!(changed, Err(AdapterError::Stopped(_))), "{changed:?}");
+    }
+}
