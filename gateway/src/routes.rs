@@ -122,6 +122,7 @@ fn tinker_routes() -> Vec<Route> {
         user(Method::POST, "/api/v1/sessions/{id}/finish", post(sessions::finish)),
         user(Method::GET, "/api/v1/get_server_capabilities", get(sessions::capabilities)),
         user(Method::POST, "/api/v1/retrieve_future", post(sessions::retrieve)),
+        user(Method::POST, "/api/v1/telemetry", post(sessions::telemetry)),
         user(Method::POST, "/api/v1/create_model", post(training::create)),
         user(Method::POST, "/api/v1/get_info", post(training::info)),
         user(Method::POST, "/api/v1/forward_backward", post(training::forward_backward)),
@@ -232,7 +233,9 @@ async fn full(State(app): State<Arc<App>>) -> Response {
 }
 
 async fn unknown(uri: Uri) -> ApiError {
-    let routes: Vec<&str> = table().iter().map(|route| route.path).collect();
+    let mut routes: Vec<&str> = table().iter().map(|route| route.path).collect();
+    routes.sort_unstable();
+    routes.dedup();
     ApiError::not_found(format!("there is no route '{}'; there are {}", uri.path(), routes.join(", ")))
 }
 

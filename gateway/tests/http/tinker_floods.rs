@@ -267,3 +267,16 @@ async fn a_checkpoint_whose_deletion_nobody_waits_for_any_more_is_freed_all_the_
     drop(reader);
     eventually("its bytes are freed", || harness.executor().unloads().len() == 1).await;
 }
+
+#[tokio::test]
+async fn what_the_sdk_tells_of_itself_is_taken_and_not_kept() {
+    let (harness, _service, alice, _) = start(say("x")).await;
+    let used = || harness.gateway.as_ref().unwrap().memory().used_by("alice");
+    let before = used();
+    let batch = json!({ "events": [{ "event": "SESSION_START" }], "platform": "x", "sdk_version": "0.38.0", "session_id": "s" });
+    let taken = alice.client.post("/api/v1/telemetry", &batch).await;
+    assert_eq!((taken.status, taken.json()), (200, json!({ "status": "accepted" })));
+    eventually("nothing is kept", || used() == before).await;
+    let long = alice.client.post("/api/v1/telemetry", &json!({ "events": "a".repeat(2 << 20) })).await;
+    assert_eq!(long.status, 413, "{}", long.body);
+}
