@@ -93,6 +93,11 @@ impl AdapterLabels {
         figures
     }
 
+    /// Whether an adapter of this name has a label of its own.
+    pub(super) fn have(&self, name: &str) -> bool {
+        self.shown().contains_key(name)
+    }
+
     /// Takes away the labels of adapters that are not registered any more and that no request uses.
     pub(super) fn retain(&self, store: &Store, registered: impl Fn(&str) -> bool) {
         let mut shown = self.shown();

@@ -139,7 +139,7 @@ pub(super) fn count_by_adapter(
     if new.is_empty() {
         return;
     }
-    let names = names(registry);
+    let names = names(registry, adapters);
     for (adapter, counts) in new {
         let figures = names.get(&adapter.adapter).map(|name| adapters.of(store, Some(name)));
         let label = figures.as_ref().map_or(OTHER, |figures| &figures.label);
@@ -154,9 +154,17 @@ pub(super) fn count_by_adapter(
     }
 }
 
-/// What each adapter is called. Of several names the first counts; one without a name has the name it had.
-fn names(registry: &Registry) -> HashMap<AdapterIdBytes, String> {
+/// What each adapter is called. Of several names one that has a label of its own counts, because requests named it, and of those the
+/// first; one without a name has the name it had.
+fn names(registry: &Registry, adapters: &AdapterLabels) -> HashMap<AdapterIdBytes, String> {
     let (draining, named) = (registry.draining(), registry.entries());
-    let all = draining.iter().chain(named.values().rev());
-    all.map(|entry| (entry.id().0, entry.record.name.clone())).collect()
+    let mut names = HashMap::<AdapterIdBytes, String>::new();
+    for entry in draining.iter().chain(named.values().rev()) {
+        let name = &entry.record.name;
+        let known = names.entry(entry.id().0).or_insert_with(|| name.clone());
+        if adapters.have(name) || !adapters.have(known) {
+            known.clone_from(name);
+        }
+    }
+    names
 }

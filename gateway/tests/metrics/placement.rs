@@ -1,5 +1,7 @@
 //! Where adapters were computed, and what waiting for them cost.
 
+use serde_json::json;
+
 use crate::{
     fake_executor::say,
     harness::{Harness, eventually_async},
@@ -37,6 +39,25 @@ async fn an_adapters_work_is_counted_by_place_and_goes_on_with_another_executor(
     let answered = async || harness.client.post(TEXT, &ask("pirate", 8)).await.status == 200;
     eventually_async("the next executor answers", answered).await;
     counted(&harness, 2.0).await;
+}
+
+#[tokio::test]
+async fn an_adapter_of_two_names_is_counted_under_the_one_that_requests_use() {
+    let mut harness = Harness::start(as_told()).await;
+    load(&harness, "pirate").await;
+    assert_eq!(harness.client.post(TEXT, &ask("pirate", 8)).await.status, 200);
+    let accepted = async |harness: &Harness, adapter: &str| {
+        let labels = [("adapter", adapter), ("verdict", "accepted")];
+        value(&scrape(&harness.client).await, "holobiont_adapter_drafted_tokens_total", &labels)
+    };
+    eventually_async("it is counted", async || accepted(&harness, "pirate").await == Some(9.0)).await;
+    let alias = json!({ "lora_name": "alias", "lora_path": harness.adapter("alias", "pirate") });
+    assert_eq!(harness.client.post("/v1/load_lora_adapter", &alias).await.status, 200);
+    harness.restart_executor(say("x")).await;
+    let answered = async || harness.client.post(TEXT, &ask("pirate", 8)).await.status == 200;
+    eventually_async("the next executor answers", answered).await;
+    eventually_async("it is counted again", async || accepted(&harness, "pirate").await == Some(18.0)).await;
+    assert_eq!(accepted(&harness, "alias").await, None);
 }
 
 #[tokio::test]
