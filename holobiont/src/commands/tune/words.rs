@@ -34,7 +34,7 @@ pub(super) fn plan(plan: &Plan) -> Vec<(String, String)> {
             "learning rate",
             format!(
                 "{}, {}, {} steps of warmup",
-                plan.learning_rate,
+                significant(plan.learning_rate),
                 printable(&plan.schedule),
                 plan.warmup_steps
             ),
@@ -129,6 +129,23 @@ pub(super) fn time(seconds: f64) -> String {
     }
 }
 
+/// A number in plain digits, four of which count.
+fn significant(number: f64) -> String {
+    const DIGITS: f64 = 4.0;
+    let magnitude = if number == 0.0 { 0.0 } else { number.abs().log10().floor() };
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "it is clamped to a few hundred"
+    )]
+    let decimals = (DIGITS - 1.0 - magnitude).clamp(0.0, 400.0) as usize;
+    let written = format!("{number:.decimals$}");
+    if !written.contains('.') {
+        return written;
+    }
+    written.trim_end_matches('0').trim_end_matches('.').to_owned()
+}
+
 fn counted(count: u64, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
@@ -151,6 +168,20 @@ mod tests {
         it.step = 2;
         it.tokens_per_second = None;
         assert_eq!(step(&it, None), "loss 2.346");
+    }
+
+    #[test]
+    fn a_learning_rate_has_few_digits() {
+        for (number, written) in [
+            (0.001_321_856_988_368_204_7, "0.001322"),
+            (1e-4, "0.0001"),
+            (2.5e-8, "0.000000025"),
+            (0.0, "0"),
+            (1.0, "1"),
+            (12_345.6, "12346"),
+        ] {
+            assert_eq!(significant(number), written);
+        }
     }
 
     #[test]
