@@ -139,6 +139,14 @@ impl Turns {
         lock(&self.0.desk).check_tenant(tenant, room)
     }
 
+    /// Looks whether so many sequences may ever be computed together, before anything is made for each of them.
+    ///
+    /// # Errors
+    /// There are more than executors take.
+    pub fn check_size(&self, sequences: usize) -> Result<(), Refused> {
+        desk::fits(sequences, self.room())
+    }
+
     /// Waits for a turn. Who no longer waits has left the queue.
     ///
     /// # Errors

@@ -152,9 +152,7 @@ impl Desk {
         asked: &Asked,
         room: Room,
     ) -> Result<(u64, oneshot::Receiver<Result<Turn, Refused>>), Refused> {
-        if room.limit > 0 && asked.sequences > room.limit {
-            return Err(Refused::TooMany { asked: asked.sequences, limit: room.limit });
-        }
+        fits(asked.sequences, room)?;
         self.check(&asked.principal, room)?;
         let classes = Arc::clone(&self.classes);
         let class = classes.get(asked.principal.class);
@@ -312,4 +310,12 @@ impl Desk {
     fn now_us(&self) -> u64 {
         u64::try_from((self.clock.now() - self.started).as_micros()).unwrap_or(u64::MAX)
     }
+}
+
+/// Refuses more sequences than executors ever take together.
+pub(super) fn fits(sequences: usize, room: Room) -> Result<(), Refused> {
+    if room.limit > 0 && sequences > room.limit {
+        return Err(Refused::TooMany { asked: sequences, limit: room.limit });
+    }
+    Ok(())
 }
