@@ -3,6 +3,8 @@
 //! [`Text`] is what the gateway asks of a model's tokenizer and chat template; [`ModelText`] is the one that a
 //! model's files describe. Tests bring a smaller one.
 
+mod history;
+
 use std::{
     fmt,
     path::{Path, PathBuf},
@@ -26,6 +28,7 @@ use text::{
     tokenizer::{AddSpecial, EncodeError, ParseSpecial, SkipSpecial, Tokenizer, TokenizerError},
 };
 
+use self::history::SystemMessages;
 use crate::thread::ThreadError;
 
 /// How often a model's text is read if its files change meanwhile.
@@ -130,6 +133,12 @@ pub enum TextError {
     /// The conversation is none that the model can be shown.
     #[error(transparent)]
     Chat(#[from] ChatError),
+    /// A system message that the template would leave out.
+    #[error(
+        "this model's chat template leaves out system messages that do not stand at the beginning; put their text into the first \
+         system message, or into a user's"
+    )]
+    LaterSystem,
 }
 
 /// Why the text side of a model's files cannot be used.
@@ -207,7 +216,7 @@ pub trait Text: fmt::Debug + Send + Sync {
 #[derive(Debug)]
 pub struct ModelText {
     tokenizer: Arc<Tokenizer>,
-    template: Option<ChatTemplate>,
+    template: Option<(ChatTemplate, SystemMessages)>,
     /// Made when the first grammar comes.
     grammars: OnceLock<Result<Grammars, GrammarError>>,
     facts: Facts,
@@ -255,6 +264,10 @@ fn load_once(files: ModelFiles) -> Result<Arc<dyn Text>, LoadError> {
         tracing::error!(%error, "the model is served without chat");
         None
     });
+    let template = template.map(|template| {
+        let systems = SystemMessages::of(&template);
+        (template, systems)
+    });
     Ok(Arc::new(ModelText { tokenizer: Arc::new(tokenizer), template, grammars: OnceLock::new(), facts }))
 }
 
@@ -298,14 +311,16 @@ impl Text for ModelText {
     }
 
     fn encode_chat(&self, messages: &[ChatMessage], showing: &Showing) -> Result<Vec<u32>, TextError> {
-        let template = self.template.as_ref().ok_or(TextError::NoTemplate)?;
+        let (template, systems) = self.template.as_ref().ok_or(TextError::NoTemplate)?;
         let chat = Chat::new(&self.tokenizer, template, SystemTime::now());
-        let messages: Vec<Value> = messages.iter().map(ChatMessage::value).collect();
+        let messages = systems.prepared(messages)?;
+        let mut messages: Vec<Value> = messages.iter().map(ChatMessage::value).collect();
         let mut variables = showing.variables.clone();
         if !showing.tools.is_empty() {
             variables.insert("tools".to_owned(), showing.tools.clone().into());
         }
-        Ok(chat.encode_values(&messages, &variables, showing.prompt)?)
+        let encode = |messages: &[Value]| chat.encode_values(messages, &variables, showing.prompt);
+        Ok(history::shown(&mut messages, encode)?)
     }
 
     fn grammars(&self) -> Result<&Grammars, GrammarError> {

@@ -1,0 +1,173 @@
+//! Conversations that a chat template cannot be shown as they are: several system messages, and calls whose arguments are no object.
+
+use std::borrow::Cow;
+
+use serde_json::{Map, Value, json};
+use text::{
+    chat::ChatError,
+    chat_template::{ChatTemplate, GenerationPrompt, TemplateError},
+};
+
+use super::{ChatMessage, TextError};
+
+/// Texts that are looked for in a rendered conversation.
+const FIRST: &str = "holobiont-first";
+const SECOND: &str = "holobiont-second";
+
+/// Which system messages a chat template shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct SystemMessages {
+    leading: Leading,
+    later: Later,
+}
+
+/// Several system messages at the beginning of a conversation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Leading {
+    /// Each is shown.
+    Apart,
+    /// One is shown, or taken.
+    One,
+}
+
+/// System messages behind others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Later {
+    /// The template shows them, or refuses them itself.
+    Judged,
+    /// The template leaves them out.
+    Dropped,
+}
+
+impl SystemMessages {
+    /// Those of `template`, which is shown two conversations.
+    pub(super) fn of(template: &ChatTemplate) -> Self {
+        let shown = |messages: &[(&str, &str)]| {
+            let value = |(role, content): &(&str, &str)| json!({ "role": role, "content": content });
+            let messages: Vec<Value> = messages.iter().map(value).collect();
+            template.render(&messages, GenerationPrompt::Add, &Map::new())
+        };
+        let leading = shown(&[("system", FIRST), ("system", SECOND), ("user", "a")]);
+        let later =
+            shown(&[("system", FIRST), ("user", "a"), ("assistant", "b"), ("system", SECOND), ("user", "c")]);
+        let is_apart = leading.is_ok_and(|text| text.contains(FIRST) && text.contains(SECOND));
+        let is_dropped = later.is_ok_and(|text| text.contains(FIRST) && !text.contains(SECOND));
+        Self {
+            leading: if is_apart { Leading::Apart } else { Leading::One },
+            later: if is_dropped { Later::Dropped } else { Later::Judged },
+        }
+    }
+
+    /// `messages` with all of their system messages where the template shows them: leading ones are joined where it takes one.
+    ///
+    /// # Errors
+    /// The template would leave a later one out.
+    pub(super) fn prepared(self, messages: &[ChatMessage]) -> Result<Cow<'_, [ChatMessage]>, TextError> {
+        let is_system = |message: &ChatMessage| message.role == "system";
+        let leading = messages.iter().take_while(|message| is_system(message)).count();
+        if self.later == Later::Dropped && messages[leading..].iter().any(is_system) {
+            return Err(TextError::LaterSystem);
+        }
+        if self.leading == Leading::Apart || leading < 2 {
+            return Ok(Cow::Borrowed(messages));
+        }
+        let texts = messages[..leading].iter().map(|message| message.content.as_str());
+        let content = texts.filter(|text| !text.is_empty()).collect::<Vec<_>>().join("\n\n");
+        let first = ChatMessage { role: "system", content, ..ChatMessage::default() };
+        Ok([&[first], &messages[leading..]].concat().into())
+    }
+}
+
+/// What `render` makes of `messages`. Arguments that are no object, as those of a call that was cut off, are shown as they are; a
+/// template that takes nothing but objects is shown an object with them in it.
+///
+/// # Errors
+/// As `render`.
+pub(super) fn shown<T>(
+    messages: &mut [Value],
+    render: impl Fn(&[Value]) -> Result<T, ChatError>,
+) -> Result<T, ChatError> {
+    match render(messages) {
+        Err(ChatError::Template(error)) if !matches!(error, TemplateError::Limit { .. }) => {
+            if wrap_arguments(messages) { render(messages) } else { Err(error.into()) }
+        }
+        rendered => rendered,
+    }
+}
+
+/// Puts arguments that are no object into one; `false`: there are none.
+fn wrap_arguments(messages: &mut [Value]) -> bool {
+    let calls =
+        messages.iter_mut().filter_map(|message| message.get_mut("tool_calls")?.as_array_mut()).flatten();
+    let arguments = calls.filter_map(|call| call.get_mut("function")?.get_mut("arguments"));
+    let bare = arguments.filter(|arguments| !arguments.is_object());
+    let wrap = |arguments: &mut Value| *arguments = json!({ "arguments": arguments.take() });
+    bare.map(wrap).count() > 0
+}
+
+#[cfg(test)]
+mod tests {
+    use text::chat_template::{Limits, TemplateTokens};
+
+    use super::*;
+
+    const APART: &str = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}";
+    const RAISES: &str = "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('first only') }}\
+                          {% endif %}<{{ m.role }}>{{ m.content }}{% endfor %}";
+    const DROPS: &str = "{% if messages[0].role == 'system' %}<system>{{ messages[0].content }}{% endif %}\
+                         {% for m in messages %}{% if m.role != 'system' %}<{{ m.role }}>{{ m.content }}{% endif %}{% endfor %}";
+
+    fn template(source: &str) -> ChatTemplate {
+        ChatTemplate::new(source, TemplateTokens::default(), Limits::default()).unwrap()
+    }
+
+    fn message(role: &'static str, content: &str) -> ChatMessage {
+        ChatMessage { role, content: content.to_owned(), ..ChatMessage::default() }
+    }
+
+    fn rendered(source: &str, messages: &[ChatMessage]) -> Result<String, String> {
+        let template = template(source);
+        let prepared = SystemMessages::of(&template).prepared(messages).map_err(|error| error.to_string())?;
+        let values: Vec<Value> = prepared.iter().map(ChatMessage::value).collect();
+        let rendered = template.render(&values, GenerationPrompt::Omit, &Map::new());
+        rendered.map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn leading_system_messages_are_joined_where_a_template_takes_one_and_stay_apart_elsewhere() {
+        let messages = [message("system", "French."), message("system", "zebra"), message("user", "Say it.")];
+        assert_eq!(rendered(APART, &messages).unwrap(), "<system>French.<system>zebra<user>Say it.");
+        for source in [RAISES, DROPS] {
+            assert_eq!(rendered(source, &messages).unwrap(), "<system>French.\n\nzebra<user>Say it.");
+        }
+        assert_eq!(rendered(DROPS, &messages[1..]).unwrap(), "<system>zebra<user>Say it.");
+    }
+
+    #[test]
+    fn a_later_system_message_is_shown_or_refused_and_never_dropped() {
+        let messages = [message("user", "a"), message("system", "zebra"), message("user", "b")];
+        assert_eq!(rendered(APART, &messages).unwrap(), "<user>a<system>zebra<user>b");
+        assert!(rendered(RAISES, &messages).unwrap_err().contains("first only"));
+        assert!(rendered(DROPS, &messages).unwrap_err().contains("system messages"));
+    }
+
+    #[test]
+    fn arguments_that_are_no_object_are_shown_to_every_template() {
+        let render = |source: &str, arguments: &Value| {
+            let call = json!({ "function": { "name": "f", "arguments": arguments } });
+            let mut messages = vec![json!({ "role": "assistant", "content": "", "tool_calls": [call] })];
+            let template = template(source);
+            shown(&mut messages, |messages| {
+                Ok(template.render(messages, GenerationPrompt::Omit, &Map::new())?)
+            })
+            .unwrap()
+        };
+        const WRITES: &str = "{{ messages[0].tool_calls[0].function.arguments | tojson }}";
+        const ITERATES: &str =
+            "{% for k, v in messages[0].tool_calls[0].function.arguments|items %}{{ k }}={{ v }}{% endfor %}";
+        assert_eq!(render(WRITES, &json!("{\"city\": \"Par")), "\"{\\\"city\\\": \\\"Par\"");
+        assert_eq!(render(ITERATES, &json!({ "city": "Paris" })), "city=Paris");
+        assert_eq!(render(ITERATES, &json!("{\"city\": \"Par")), "arguments={\"city\": \"Par");
+        assert_eq!(render(ITERATES, &json!(7)), "arguments=7");
+    }
+}
