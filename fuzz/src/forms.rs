@@ -67,7 +67,9 @@ pub(crate) fn tool_calls(input: &[u8]) -> Outcome {
             content.push_str(&found.content);
             found.calls.iter().for_each(|call| arguments.push_str(&call.arguments));
         }
-        content.push_str(&letters.finish().content);
+        let last = letters.finish();
+        content.push_str(&last.content);
+        last.calls.iter().for_each(|call| arguments.push_str(&call.arguments));
         assert_eq!(content, format!("{}{}", found.content, rest.content));
         let all: String = found.calls.iter().chain(&rest.calls).map(|call| call.arguments.as_str()).collect();
         assert_eq!(arguments, all);

@@ -17,9 +17,10 @@ use axum::{
 use http_body_util::LengthLimitError;
 use tokio::time::timeout;
 
-use crate::{app::App, caller::Caller, errors::ApiError, tenant_memory::Reservation};
+use crate::{app::App, caller::Caller, errors::ApiError, ollama, tenant_memory::Reservation};
 
-/// A body that says it is JSON, not longer than allowed. Browsers cannot send one to another site unasked.
+/// A body that says it is JSON, not longer than allowed. Browsers cannot send one to another site unasked. Ollama's routes take JSON
+/// of any type, unless a page of a browser sends it.
 #[derive(Debug)]
 pub struct JsonBody {
     bytes: Bytes,
@@ -40,8 +41,8 @@ impl FromRequest<Arc<App>> for JsonBody {
 
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, ApiError> {
         let kind = kind(&request);
-        if !essence(&kind).eq_ignore_ascii_case("application/json") {
-            return Err(ApiError::not_json(&kind));
+        if !is(kind, "application/json") && !is_json_anyway(&request) {
+            return Err(ApiError::not_json(kind));
         }
         read(request, app).await
     }
@@ -56,22 +57,30 @@ impl FromRequest<Arc<App>> for ProtobufBody {
 
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, ApiError> {
         let kind = kind(&request);
-        if !essence(&kind).eq_ignore_ascii_case("application/x-protobuf") {
-            return Err(ApiError::not_protobuf(&kind));
+        if !is(kind, "application/x-protobuf") {
+            return Err(ApiError::not_protobuf(kind));
         }
         read(request, app).await.map(Self)
     }
 }
 
 /// What a request says its body is.
-fn kind(request: &Request) -> String {
-    let kind = request.headers().get(header::CONTENT_TYPE);
-    kind.and_then(|kind| kind.to_str().ok()).unwrap_or("nothing").to_owned()
+fn kind(request: &Request) -> Option<&str> {
+    request.headers().get(header::CONTENT_TYPE)?.to_str().ok()
 }
 
-/// The same without parameters.
-fn essence(kind: &str) -> &str {
-    kind.split(';').next().unwrap_or_default().trim()
+/// Whether `kind` is `wanted`, parameters aside.
+fn is(kind: Option<&str>, wanted: &str) -> bool {
+    let essence = kind.and_then(|kind| kind.split(';').next()).unwrap_or_default();
+    essence.trim().eq_ignore_ascii_case(wanted)
+}
+
+/// Whether the body is JSON whatever its type says. Ollama ignores the type on its routes, and its clients send none or another.
+/// A browser names the page that asks; its requests have to name the type, which no page may do for another site unasked.
+fn is_json_anyway(request: &Request) -> bool {
+    let is_from_a_page =
+        [header::ORIGIN.as_str(), "sec-fetch-site"].iter().any(|name| request.headers().contains_key(*name));
+    ollama::is_ours(request.uri().path()) && !is_from_a_page
 }
 
 async fn read(request: Request, app: &Arc<App>) -> Result<JsonBody, ApiError> {

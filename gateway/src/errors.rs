@@ -89,12 +89,11 @@ impl ApiError {
         Self::bad_request("unsupported_parameter", message).of(param)
     }
 
-    /// Prompt and completion do not fit.
-    pub fn context_length(prompt_tokens: usize, completion_tokens: usize, limit: usize) -> Self {
+    /// The prompt leaves no room in the context.
+    pub fn context_length(prompt_tokens: usize, limit: usize) -> Self {
         let message = format!(
-            "this model's context holds {limit} tokens, but the prompt has {prompt_tokens} and {completion_tokens} \
-             more are asked for ({} in all); shorten the prompt or lower max_tokens",
-            prompt_tokens.saturating_add(completion_tokens),
+            "this model's context holds {limit} tokens, and the prompt has {prompt_tokens}, which leaves no room for an \
+             answer; shorten the prompt"
         );
         Self::bad_request("context_length_exceeded", message)
     }
@@ -212,13 +211,16 @@ impl ApiError {
         Self::unsupported_media(format!("send the body as it is, not with 'content-encoding: {found}'"))
     }
 
-    /// The body is not JSON by its content type.
-    pub fn not_json(found: &str) -> Self {
-        Self::unsupported_media(format!("send the body as 'content-type: application/json', not '{found}'"))
+    /// The body is not JSON by its content type; `None`: the request names no type.
+    pub fn not_json(found: Option<&str>) -> Self {
+        let found = found
+            .map_or_else(|| "and this request names no type".to_owned(), |found| format!("not '{found}'"));
+        Self::unsupported_media(format!("send the body as 'content-type: application/json', {found}"))
     }
 
     /// The body is not protobuf by its content type: Tinker's package sent JSON before 0.25.
-    pub fn not_protobuf(found: &str) -> Self {
+    pub fn not_protobuf(found: Option<&str>) -> Self {
+        let found = found.unwrap_or("a body without a type");
         Self::unsupported_media(format!(
             "send the body as 'content-type: application/x-protobuf', not '{found}': upgrade tinker to >= 0.25"
         ))
@@ -295,10 +297,14 @@ impl ApiError {
         self
     }
 
-    /// Puts where the field stands in front of its name.
+    /// Puts where the field stands in front of its name, in the message as well.
     #[must_use]
     pub fn within(mut self, place: &str) -> Self {
-        self.param = self.param.map(|param| format!("{place}.{param}"));
+        if let Some(name) = self.param.take() {
+            let path = format!("{place}.{name}");
+            self.message = self.message.replace(&format!("'{name}'"), &format!("'{path}'"));
+            self.param = Some(path);
+        }
         self
     }
 

@@ -25,13 +25,18 @@ use axum::{
 
 use self::{
     lines::{Lines, Route},
-    request::{ChatBody, GenerateBody, Read},
+    request::{ChatBody, GenerateBody, What},
 };
 use crate::{
     app::App,
     errors::ApiError,
     openai::{answer::Answer, ask::Ask, delivery::Delivery, frames, job::Job, params::Limits, structured},
 };
+
+/// Whether a path is one of Ollama's; Tinker's stand below `/api/v1/`.
+pub(crate) fn is_ours(path: &str) -> bool {
+    path.starts_with("/api/") && !path.starts_with("/api/v1/")
+}
 
 /// `POST /api/chat`.
 pub async fn chat(State(app): State<Arc<App>>, ask: Ask) -> Result<Response, ApiError> {
@@ -54,7 +59,7 @@ async fn answer(
     app: &Arc<App>,
     ask: Ask,
     route: Route,
-    read: fn(&[u8], &Limits<'_>) -> Result<Read, ApiError>,
+    read: fn(&[u8], &Limits<'_>) -> Result<What, ApiError>,
 ) -> Result<Response, ApiError> {
     let shared = Arc::clone(app);
     let order = app.work(structured::weight(&ask.body), move || order(&shared, ask, read)).await?;
@@ -75,22 +80,12 @@ async fn answer(
 fn order(
     app: &App,
     ask: Ask,
-    read: fn(&[u8], &Limits<'_>) -> Result<Read, ApiError>,
+    read: fn(&[u8], &Limits<'_>) -> Result<What, ApiError>,
 ) -> Result<Order, ApiError> {
     let Ask { caller, serving, default_seed, body } = ask;
-    let read = read(&body, &Limits::of(&serving, default_seed))?;
-    if let Some(tokens) = read.context_tokens.filter(|tokens| *tokens as usize > serving.context_tokens) {
-        let message = format!(
-            "'num_ctx' is {tokens}, and this model's context holds {} tokens; ask for no more, or leave it out",
-            serving.context_tokens
-        );
-        return Err(ApiError::invalid("num_ctx", message));
-    }
-    Ok(match read.what {
-        request::What::Chat(conversation) => {
-            Order::Generate(Box::new(conversation.job(app, &caller, serving)?))
-        }
-        request::What::Raw(body) => Order::Generate(Box::new(body.job(app, &caller, serving)?)),
-        request::What::Load(wanted) => Order::Load(wanted.find(app, &serving, &caller)?.name),
+    Ok(match read(&body, &Limits::of(&serving, default_seed))? {
+        What::Chat(conversation) => Order::Generate(Box::new(conversation.job(app, &caller, serving)?)),
+        What::Raw(body) => Order::Generate(Box::new(body.job(app, &caller, serving)?)),
+        What::Load(wanted) => Order::Load(wanted.find(app, &serving, &caller)?.name),
     })
 }

@@ -70,6 +70,8 @@ pub fn table() -> Vec<Route> {
         post("/v1/completions", Access::User, self::post(text_completions)),
         post("/v1/embeddings", Access::User, self::post(embeddings::create)),
         post("/v1/responses", Access::User, self::post(responses::create)),
+        post("/v1/responses/input_tokens", Access::User, self::post(responses::input_tokens)),
+        post("/v1/responses/compact", Access::User, self::post(responses::compact)),
         get("/v1/responses/{id}", Access::User, self::get(responses::one)),
         delete("/v1/responses/{id}", Access::User, self::delete(responses::delete)),
         get("/v1/responses/{id}/input_items", Access::User, self::get(responses::input_items)),
@@ -233,10 +235,25 @@ async fn full(State(app): State<Arc<App>>) -> Response {
 }
 
 async fn unknown(uri: Uri) -> ApiError {
-    let mut routes: Vec<&str> = table().iter().map(|route| route.path).collect();
-    routes.sort_unstable();
-    routes.dedup();
-    ApiError::not_found(format!("there is no route '{}'; there are {}", uri.path(), routes.join(", ")))
+    let near = near(uri.path()).join(", ");
+    ApiError::not_found(format!(
+        "there is no route '{}'; like it are {near}; GET /docs lists all",
+        uri.path()
+    ))
+}
+
+/// The routes whose paths are most like `path`, each once.
+fn near(path: &str) -> Vec<&'static str> {
+    const MOST: usize = 5;
+    /// Paths of routes are shorter; comparing takes time in proportion to both.
+    const MAX_CHARS: usize = 128;
+    let path: String = path.chars().take(MAX_CHARS).collect();
+    let mut paths: Vec<&str> = table().iter().map(|route| route.path).collect();
+    paths.sort_unstable();
+    paths.dedup();
+    paths.sort_by_cached_key(|known| strsim::damerau_levenshtein(known, &path));
+    paths.truncate(MOST);
+    paths
 }
 
 async fn wrong_method(method: Method, uri: Uri) -> ApiError {

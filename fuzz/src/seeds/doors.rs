@@ -50,13 +50,6 @@ pub(super) fn responses() -> Vec<Seed> {
         ),
         ("a picture to fetch", SSRF, "input", picture, "content"),
         (
-            "arguments 100,000 deep",
-            NUMBERS,
-            "input",
-            json!([{"type": "function_call", "call_id": "1", "name": "f", "arguments": deep}]),
-            "arguments",
-        ),
-        (
             "a tool that is elsewhere",
             SILENCE,
             "tools",
@@ -71,6 +64,8 @@ pub(super) fn responses() -> Vec<Seed> {
     ] {
         make.refused(name, class, with(&body, field, value), why);
     }
+    let cut = json!([{"type": "function_call", "call_id": "1", "name": "f", "arguments": deep}]);
+    make.bounded("arguments 100,000 deep", NUMBERS, with(&body, "input", cut));
     make.bounded(
         "a number of a mebibyte",
         NUMBERS,
@@ -115,7 +110,7 @@ pub(super) fn ollama_chats() -> Vec<Seed> {
     let picture = json!([{"role": "user", "content": "a", "images": ["AAAA"]}]);
     make.refused("a picture", SILENCE, with(&body, "messages", picture), "images");
     let call = json!([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}]);
-    make.refused("arguments as a text", NUMBERS, with(&body, "messages", call), "arguments");
+    make.bounded("arguments as a text", NUMBERS, with(&body, "messages", call));
     refused_by_ollama(&mut make, &body);
     make.seeds
 }

@@ -9,12 +9,8 @@ use axum::{
 };
 use serde_json::json;
 
+use super::is_ours;
 use crate::errors::Said;
-
-/// Whether a path is one of Ollama's; Tinker's stand below `/api/v1/`.
-fn is_ours(path: &str) -> bool {
-    path.starts_with("/api/") && !path.starts_with("/api/v1/")
-}
 
 /// Says errors about Ollama's paths as Ollama says them, whoever made them.
 pub(crate) async fn reshape(request: Request, next: Next) -> Response {

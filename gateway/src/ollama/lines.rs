@@ -9,6 +9,7 @@ use crate::{
     errors::ApiError,
     openai::{
         answer::{Answer, Step},
+        choice::Part,
         frames::Shape,
         logprobs,
         tools::CallPart,
@@ -30,6 +31,8 @@ struct Call {
     id: String,
     name: String,
     arguments: String,
+    /// All that the model wrote of it.
+    written: String,
 }
 
 /// See the module's description.
@@ -70,33 +73,41 @@ impl Lines {
             self.scores.extend(told.content.iter().map(|token| json!(token)));
         }
         self.thought.push_str(&piece.thought);
-        self.text.push_str(&piece.text);
-        piece.calls.into_iter().for_each(|part| self.call(part));
+        for part in piece.parts() {
+            match part {
+                Part::Text(text) => {
+                    self.close();
+                    self.text.push_str(text);
+                }
+                Part::Call(call) => self.call(call),
+            }
+        }
         if let Some(finish) = piece.finish {
             self.close();
             self.finish = finish;
         }
     }
 
-    fn call(&mut self, part: CallPart) {
-        if let Some((id, name)) = part.begun {
+    fn call(&mut self, part: &CallPart) {
+        if let Some((id, name)) = part.begun.clone() {
             self.close();
-            self.open = Some(Call { id, name, arguments: String::new() });
+            self.open = Some(Call { id, name, arguments: String::new(), written: String::new() });
         }
         if let Some(call) = &mut self.open {
             call.arguments.push_str(&part.arguments);
+            call.written.push_str(&part.written);
         }
     }
 
-    /// Ends a call. One that was cut off, or has no JSON for arguments, is told as the text it is.
+    /// Ends a call. One that was cut off, or has no JSON for arguments, is told as the text that it is, tags and all.
     fn close(&mut self) {
-        let Some(Call { id, name, arguments }) = self.open.take() else { return };
+        let Some(Call { id, name, arguments, written }) = self.open.take() else { return };
         match serde_json::from_str::<Value>(&arguments) {
             Ok(arguments @ Value::Object(_)) => {
                 let function = json!({ "index": self.calls.len(), "name": name, "arguments": arguments });
                 self.calls.push(json!({ "id": id, "function": function }));
             }
-            _ => self.text.push_str(&format!("{{\"name\": {}, \"arguments\": {arguments}", json!(name))),
+            _ => self.text.push_str(&written),
         }
     }
 

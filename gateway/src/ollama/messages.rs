@@ -6,7 +6,7 @@ use crate::{
     errors::ApiError,
     openai::{
         fields::{Fields, wrong},
-        messages::MAX_MESSAGES,
+        messages::{INERT, MAX_MESSAGES, arguments_of, function_call},
     },
     text::{Answered, ChatMessage},
 };
@@ -66,6 +66,7 @@ fn message(mut fields: Fields, calls: &mut Calls) -> Result<ChatMessage, ApiErro
             return Err(ApiError::bad_request("unsupported_parameter", message).of("role"));
         }
     };
+    fields.inert(&INERT);
     let content = fields.text("content")?.unwrap_or_default();
     let mut message = ChatMessage { role, content, ..ChatMessage::default() };
     if role == "assistant" {
@@ -98,9 +99,11 @@ fn call(item: Value, calls: &mut Calls) -> Result<Value, ApiError> {
     let arguments = match fields.take("arguments") {
         None => json!({}),
         Some(arguments @ Value::Object(_)) => arguments,
+        // As OpenAI's clients keep them.
+        Some(Value::String(text)) => arguments_of(&text),
         Some(other) => return Err(wrong("arguments", "an object", &other)),
     };
     fields.finish()?;
     let id = calls.make(id, &name);
-    Ok(json!({ "id": id, "type": "function", "function": { "name": name, "arguments": arguments } }))
+    Ok(function_call(&id, &name, arguments))
 }

@@ -1,7 +1,6 @@
 //! Bodies of `/api/chat` and `/api/generate`.
 
 use serde_json::{Value, json};
-use shmproto::message::Provisional;
 use text::{chat_template::GenerationPrompt, tokenizer::AddSpecial};
 
 use super::messages;
@@ -11,14 +10,14 @@ use crate::{
         chat::logprobs,
         completions,
         conversation::Conversation,
-        delivery::{Delivery, StreamOptions, StreamUsage},
+        delivery::{Delivery, StreamOptions},
         fields::{Fields, wrong},
         job::Echo,
         params::{self, Asked, Limits, Params},
         reasoning::effort,
         structured,
         target::Wanted,
-        tools,
+        tools::asked::{self, Dialect},
     },
     text::{ChatMessage, Showing},
 };
@@ -43,7 +42,7 @@ const OF_THE_MACHINE: [&str; 10] = [
     "use_mmap",
 ];
 
-/// What is asked for.
+/// What is asked for, checked as far as it can be without looking anything up.
 #[derive(Debug)]
 pub enum What {
     /// To go on with a conversation.
@@ -54,21 +53,11 @@ pub enum What {
     Load(Wanted),
 }
 
-/// A body, checked as far as it can be without looking anything up.
-#[derive(Debug)]
-pub struct Read {
-    /// What is asked for.
-    pub what: What,
-    /// Tokens that the context is to hold, if that is said.
-    pub context_tokens: Option<u32>,
-}
-
 /// What both routes have.
 struct Common {
     wanted: Wanted,
     params: Params,
     logprobs: Option<u32>,
-    context_tokens: Option<u32>,
 }
 
 /// The body of `/api/chat`.
@@ -80,16 +69,16 @@ impl ChatBody {
     ///
     /// # Errors
     /// Whatever is not honoured, by its name.
-    pub fn read(body: &[u8], limits: &Limits<'_>) -> Result<Read, ApiError> {
+    pub fn read(body: &[u8], limits: &Limits<'_>) -> Result<What, ApiError> {
         let mut fields = Fields::parse(body)?;
         let common = common(&mut fields, limits)?;
         let messages = messages::read(fields.array("messages")?.unwrap_or_default())?;
-        let tools = tools::asked::read(&mut fields)?;
+        let tools = asked::read_as(Dialect::Functions, &mut fields)?;
         let effort = effort::read_switch(&mut fields, THINK)?;
         fields.finish()?;
-        let Common { wanted, params, logprobs, context_tokens } = common;
+        let Common { wanted, params, logprobs } = common;
         if messages.is_empty() {
-            return Ok(Read { what: What::Load(wanted), context_tokens });
+            return Ok(What::Load(wanted));
         }
         // Ollama's templates leave a last message of the assistant's open.
         let is_begun = messages.last().is_some_and(|last| {
@@ -98,7 +87,7 @@ impl ChatBody {
         let prompt = if is_begun { GenerationPrompt::Continue } else { GenerationPrompt::Add };
         let (showing, field) = (Showing { prompt, ..Showing::default() }, "messages");
         let conversation = Conversation { wanted, params, logprobs, messages, tools, showing, effort, field };
-        Ok(Read { what: What::Chat(Box::new(conversation)), context_tokens })
+        Ok(What::Chat(Box::new(conversation)))
     }
 }
 
@@ -111,7 +100,7 @@ impl GenerateBody {
     ///
     /// # Errors
     /// Whatever is not honoured, by its name.
-    pub fn read(body: &[u8], limits: &Limits<'_>) -> Result<Read, ApiError> {
+    pub fn read(body: &[u8], limits: &Limits<'_>) -> Result<What, ApiError> {
         let mut fields = Fields::parse(body)?;
         let common = common(&mut fields, limits)?;
         let (prompt, system) = (fields.text("prompt")?.unwrap_or_default(), fields.text("system")?);
@@ -119,13 +108,13 @@ impl GenerateBody {
         // Of a prompt that is shown as it is no template says how it is thought about.
         let effort = if raw { None } else { effort::read_switch(&mut fields, THINK)? };
         fields.finish()?;
-        let Common { wanted, params, logprobs, context_tokens } = common;
+        let Common { wanted, params, logprobs } = common;
         let system = system.filter(|system| !system.is_empty());
         if raw && system.is_some() {
             let message = "a prompt that is 'raw' is shown to the model as it is; put 'system' into it";
             return Err(ApiError::invalid("system", message));
         }
-        let what = if prompt.is_empty() {
+        Ok(if prompt.is_empty() {
             What::Load(wanted)
         } else if raw {
             let (echo, add, prompt) = (Echo::Nothing, AddSpecial::Yes, Some(Value::String(prompt)));
@@ -145,8 +134,7 @@ impl GenerateBody {
                 effort,
                 field,
             }))
-        };
-        Ok(Read { what, context_tokens })
+        })
     }
 }
 
@@ -169,15 +157,15 @@ fn common(fields: &mut Fields, limits: &Limits<'_>) -> Result<Common, ApiError> 
     let mut options = Fields::of(options, "options")?;
     let within = |error: ApiError| error.within("options");
     let max_tokens = most(&mut options).map_err(within)?;
-    let streamed = StreamOptions { usage: StreamUsage::Never, provisional: Provisional::Unwanted };
-    let delivery = if stream { Delivery::Stream(streamed) } else { Delivery::Whole };
-    let asked = Asked { max_tokens, max_tokens_field: "num_predict", delivery, structure };
+    let delivery = if stream { Delivery::Stream(StreamOptions::PLAIN) } else { Delivery::Whole };
+    let asked = Asked { max_tokens, delivery, structure };
     let mut params = params::read_beside(asked, &mut options, limits).map_err(within)?;
     repetition(&mut options, &mut params).map_err(within)?;
-    let context_tokens = options.count("num_ctx", 1..=u32::MAX).map_err(within)?;
+    // The context is as long as the model's: a prompt that does not fit is refused, whatever was asked for here.
+    options.count("num_ctx", 1..=u32::MAX).map_err(within)?;
     OF_THE_MACHINE.iter().for_each(|option| drop(options.take(option)));
     options.finish().map_err(within)?;
-    Ok(Common { wanted, params, logprobs, context_tokens })
+    Ok(Common { wanted, params, logprobs })
 }
 
 /// `num_predict`: -1 and -2 ask for as much as the context holds.

@@ -43,15 +43,35 @@ pub struct Piece {
 }
 
 impl Piece {
+    /// Its text and the parts of its calls, in the order in which the model wrote them.
+    pub fn parts(&self) -> impl Iterator<Item = Part<'_>> {
+        let ends = self.calls.iter().map(|call| call.at).chain([self.text.len()]);
+        let begins = std::iter::once(0).chain(self.calls.iter().map(|call| call.at));
+        let texts = begins.zip(ends).map(|(begin, end)| Part::Text(&self.text[begin..end]));
+        let calls = self.calls.iter().map(|call| Some(Part::Call(call))).chain([None]);
+        let parts = texts.zip(calls).flat_map(|(text, call)| [Some(text), call]).flatten();
+        parts.filter(|part| *part != Part::Text(""))
+    }
+
     /// Goes on with the piece behind it.
     pub fn append(&mut self, next: Self) {
+        let before = self.text.len();
         self.text.push_str(&next.text);
         self.thought.push_str(&next.thought);
-        self.calls.extend(next.calls);
+        self.calls.extend(next.calls.into_iter().map(|part| CallPart { at: before + part.at, ..part }));
         self.scored.extend(next.scored);
         self.retracted += next.retracted;
         (self.thinks, self.finish, self.provisional) = (next.thinks, next.finish, next.provisional);
     }
+}
+
+/// A part of a piece.
+#[derive(Debug, PartialEq)]
+pub enum Part<'a> {
+    /// Text.
+    Text(&'a str),
+    /// A part of a call.
+    Call(&'a CallPart),
 }
 
 /// Whether to keep what tokens scored.

@@ -13,7 +13,8 @@ use super::{
     echo::Echoed,
     job::Kind,
     logprobs,
-    types::{Body, ChatChoice, Function, Message, PromptReport, TextChoice, TextLogprobs, ToolCall},
+    tools::found::CallKind,
+    types::{Body, ChatChoice, Message, PromptReport, TextChoice, TextLogprobs, ToolCall},
 };
 use crate::{errors::ApiError, usage::FinishReason};
 
@@ -32,17 +33,17 @@ struct Whole {
 
 /// All of a call.
 struct Call {
+    kind: CallKind,
     id: String,
     name: String,
+    /// Its arguments, or its input.
     arguments: String,
 }
 
 impl Call {
     /// As OpenAI tells it.
     fn told(&self) -> ToolCall<'_> {
-        let Self { id, name, arguments } = self;
-        let function = Function { name: Some(name), arguments };
-        ToolCall { index: None, id: Some(id), r#type: Some("function"), function }
+        ToolCall::of(self.kind, Some((&self.id, &self.name)), &self.arguments)
     }
 }
 
@@ -69,7 +70,7 @@ fn add(wholes: &mut [Whole], step: Step) {
     whole.finish = whole.finish.or(step.piece.finish);
     for part in step.piece.calls {
         if let Some((id, name)) = part.begun {
-            whole.calls.push(Call { id, name, arguments: String::new() });
+            whole.calls.push(Call { kind: part.kind, id, name, arguments: String::new() });
         }
         if let Some(call) = whole.calls.get_mut(part.index) {
             call.arguments.push_str(&part.arguments);

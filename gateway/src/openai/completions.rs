@@ -133,7 +133,7 @@ fn prompt(serving: &Serving, field: &'static str, value: Value, add: AddSpecial)
 fn token_prompt(serving: &Serving, field: &'static str, items: &[Value]) -> Result<Prompt, ApiError> {
     let limit = serving.context_tokens;
     if items.len() > limit {
-        return Err(ApiError::context_length(items.len(), 0, limit).of(field));
+        return Err(ApiError::context_length(items.len(), limit).of(field));
     }
     let vocab_size = serving.welcome.vocab_size;
     let tokens = items.iter().map(|item| token_id(field, item, vocab_size)).collect::<Result<_, _>>()?;

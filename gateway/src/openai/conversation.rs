@@ -50,7 +50,7 @@ impl Conversation {
         let Self { wanted, params, logprobs, messages, tools, mut showing, effort, field } = self;
         let (text, target) = (&*serving.text, wanted.find(app, &serving, caller)?);
         tools::check_history(&messages, text).map_err(|error| error.of(field))?;
-        let calling = tools.map(|tools| Calling::new(tools, app.parsers.calls, text)).transpose()?;
+        let mut calling = tools.map(|tools| Calling::new(tools, app.parsers.calls, text)).transpose()?;
         showing.tools = calling.as_ref().map_or_else(Vec::new, Calling::shown);
         let template = text.facts().chat_template.as_deref();
         let tags = Tags::of(app.parsers.reasoning, template);
@@ -66,7 +66,7 @@ impl Conversation {
         let namespace = namespace(caller, &target, &serving);
         let (answer, thought) =
             (params.structure.as_ref(), reasoning.map(|reasoning| reasoning.thought(text)));
-        let grammar = match &calling {
+        let grammar = match &mut calling {
             Some(calling) => calling.grammar(text, answer, thought)?,
             None => answer.map(|structure| structure.source(text, thought)).transpose()?,
         };

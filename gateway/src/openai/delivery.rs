@@ -5,6 +5,8 @@ use shmproto::message::Provisional;
 use super::fields::Fields;
 use crate::errors::ApiError;
 
+const NAME: &str = "stream_options";
+
 /// When usage is reported in a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StreamUsage {
@@ -34,6 +36,11 @@ pub struct StreamOptions {
     pub provisional: Provisional,
 }
 
+impl StreamOptions {
+    /// Text alone.
+    pub const PLAIN: Self = Self { usage: StreamUsage::Never, provisional: Provisional::Unwanted };
+}
+
 impl Delivery {
     /// Whether drafted tokens are told before they are verified.
     #[must_use]
@@ -48,20 +55,21 @@ impl Delivery {
 /// Reads the fields about it.
 pub fn read(fields: &mut Fields) -> Result<Delivery, ApiError> {
     let stream = fields.flag("stream", false)?;
-    let Some(options) = fields.take("stream_options") else {
-        let options = StreamOptions { usage: StreamUsage::Never, provisional: Provisional::Unwanted };
-        return Ok(if stream { Delivery::Stream(options) } else { Delivery::Whole });
+    let Some(options) = fields.take(NAME) else {
+        return Ok(if stream { Delivery::Stream(StreamOptions::PLAIN) } else { Delivery::Whole });
     };
     if !stream {
-        return Err(ApiError::invalid(
-            "stream_options",
-            "'stream_options' is only allowed together with 'stream': true",
-        ));
+        return Err(ApiError::invalid(NAME, "'stream_options' is only allowed together with 'stream': true"));
     }
-    let mut options = Fields::of(options, "stream_options")?;
+    let options = Fields::of(options, NAME)?;
+    stream_options(options).map(Delivery::Stream).map_err(|error| error.within(NAME))
+}
+
+fn stream_options(mut options: Fields) -> Result<StreamOptions, ApiError> {
     let last = options.flag("include_usage", false)?;
     let always = options.flag("continuous_usage_stats", false)?;
     let provisional = options.flag("provisional", false)?;
+    obfuscation(&mut options)?;
     options.finish()?;
     let usage = match (last, always) {
         (false, _) => StreamUsage::Never,
@@ -69,5 +77,21 @@ pub fn read(fields: &mut Fields) -> Result<Delivery, ApiError> {
         (true, true) => StreamUsage::Always,
     };
     let provisional = if provisional { Provisional::Wanted } else { Provisional::Unwanted };
-    Ok(Delivery::Stream(StreamOptions { usage, provisional }))
+    Ok(StreamOptions { usage, provisional })
+}
+
+/// Reads the fields about it of the Responses API, which tells usage in its last event.
+pub fn read_response(fields: &mut Fields) -> Result<Delivery, ApiError> {
+    let stream = fields.flag("stream", false)?;
+    if let Some(options) = fields.take(NAME) {
+        let mut options = Fields::of(options, NAME)?;
+        obfuscation(&mut options).and_then(|()| options.finish()).map_err(|error| error.within(NAME))?;
+    }
+    Ok(if stream { Delivery::Stream(StreamOptions::PLAIN) } else { Delivery::Whole })
+}
+
+/// Nothing is added to hide the lengths of pieces, so a caller may ask for just that.
+fn obfuscation(options: &mut Fields) -> Result<(), ApiError> {
+    const NAME: &str = "include_obfuscation";
+    if options.flag(NAME, false)? { Err(ApiError::unsupported(NAME)) } else { Ok(()) }
 }

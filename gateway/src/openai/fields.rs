@@ -117,7 +117,7 @@ impl Fields {
         let Some(value) = self.take(name) else {
             return Ok(None);
         };
-        match value.as_i64() {
+        match whole(&value).and_then(|number| i64::try_from(number).ok()) {
             Some(number) if range.contains(&number) => Ok(Some(number)),
             _ => Err(wrong(name, &format!("an integer from {} to {}", range.start(), range.end()), &value)),
         }
@@ -178,9 +178,19 @@ impl Fields {
         for name in LABELS {
             self.text(name)?;
         }
-        match self.take("metadata") {
-            None | Some(Value::Object(_)) => Ok(()),
-            Some(other) => Err(wrong("metadata", "an object", &other)),
+        for name in ["metadata", "client_metadata"] {
+            match self.take(name) {
+                None | Some(Value::Object(_)) => {}
+                Some(other) => return Err(wrong(name, "an object", &other)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Drops fields that clients add for themselves and that change no answer.
+    pub fn inert(&mut self, names: &[&str]) {
+        for name in names {
+            self.map.remove(*name);
         }
     }
 
@@ -206,9 +216,26 @@ pub fn wrong(name: &str, expected: &str, found: &Value) -> ApiError {
     ApiError::invalid(name, format!("'{name}' must be {expected}, not {}", excerpt(found)))
 }
 
+/// The largest whole number up to which every whole number has a double of its own.
+const MAX_EXACT: f64 = 9_007_199_254_740_991.0;
+
+/// The whole number that `value` is. A number written with an empty fraction (`16.0`) is whole, as JSON Schema has it.
+#[must_use]
+pub fn whole(value: &Value) -> Option<i128> {
+    if let Some(number) = value.as_i64() {
+        return Some(number.into());
+    }
+    if let Some(number) = value.as_u64() {
+        return Some(number.into());
+    }
+    let number = value.as_f64().filter(|number| number.fract() == 0.0 && number.abs() <= MAX_EXACT)?;
+    #[expect(clippy::cast_possible_truncation, reason = "the number is whole and within the exact range")]
+    Some(number as i128)
+}
+
 /// A token id below `vocab_size`; `name` is the field it stands in.
 pub fn token_id(name: &str, value: &Value, vocab_size: u32) -> Result<u32, ApiError> {
-    let id = value.as_u64().and_then(|id| u32::try_from(id).ok()).filter(|id| *id < vocab_size);
+    let id = whole(value).and_then(|id| u32::try_from(id).ok()).filter(|id| *id < vocab_size);
     id.ok_or_else(|| wrong(name, &format!("token ids from 0 to {}", vocab_size.saturating_sub(1)), value))
 }
 
@@ -279,6 +306,21 @@ mod tests {
             error,
             ApiError::invalid("temperature", "'temperature' must be a number from 0 to 2, not 3")
         );
+    }
+
+    #[test]
+    fn a_number_without_a_fraction_is_whole_however_it_is_written() {
+        for (written, number) in [("16", 16), ("16.0", 16), ("1.6e1", 16), ("-1.0", -1), ("0.0", 0)] {
+            let mut fields = fields(&format!("{{\"n\":{written}}}"));
+            assert_eq!(fields.integer("n", -1..=100).unwrap(), Some(number), "{written}");
+        }
+        for written in ["6000.5", "1e300", "1e17", "\"16\"", "true"] {
+            let mut fields = fields(&format!("{{\"n\":{written}}}"));
+            let error = fields.integer("n", i64::MIN..=i64::MAX).unwrap_err();
+            assert_eq!(error.code(), "invalid_value", "{written}");
+        }
+        assert_eq!(token_id("stop_token_ids", &serde_json::json!(5.0), 300).unwrap(), 5);
+        token_id("stop_token_ids", &serde_json::json!(5.5), 300).unwrap_err();
     }
 
     #[test]

@@ -117,7 +117,8 @@ impl Job {
     /// Checks what can only be checked with all of it in hand.
     pub fn check(self) -> Result<Self, ApiError> {
         let limit = self.serving.context_tokens;
-        let wanted = self.params.max_tokens.unwrap_or(1) as usize;
+        // An answer that is cut at the end of the context is told as `length`; a prompt only has to leave room for one token.
+        let wanted = self.params.max_tokens.unwrap_or(1).min(1) as usize;
         for prompt in &self.prompts {
             if prompt.tokens.is_empty() {
                 return Err(ApiError::invalid(
@@ -127,9 +128,15 @@ impl Job {
             }
             let count = prompt.tokens.len();
             if count.saturating_add(wanted) > limit {
-                let is_prompt_too_long = count.saturating_add(wanted.min(1)) > limit;
-                let at = if is_prompt_too_long { self.prompt_field } else { self.params.max_tokens_field };
-                return Err(ApiError::context_length(count, wanted, limit).of(at));
+                return Err(ApiError::context_length(count, limit).of(self.prompt_field));
+            }
+            if self.params.min_tokens as usize > limit - count {
+                let message = format!(
+                    "'min_tokens' is {}, and this model's context has room for {} tokens behind the prompt; ask for fewer",
+                    self.params.min_tokens,
+                    limit - count
+                );
+                return Err(ApiError::invalid("min_tokens", message));
             }
         }
         Ok(self)
@@ -180,7 +187,7 @@ impl Job {
             owner: self.namespace.owner.0,
             prompt: prompt.clone(),
             generated: 0,
-            max_tokens: self.params.max_tokens.unwrap_or(room),
+            max_tokens: self.params.max_tokens.map_or(room, |most| most.min(room)),
             min_tokens: self.params.min_tokens,
             stop_tokens,
             sampling,

@@ -4,7 +4,10 @@ use std::collections::HashMap;
 
 use serde_json::{Value, json};
 
-use super::fields::{Fields, wrong};
+use super::{
+    fields::{Fields, wrong},
+    tools::asked::INPUT,
+};
 use crate::{
     errors::ApiError,
     text::{Answered, ChatMessage},
@@ -14,6 +17,8 @@ use crate::{
 pub const MAX_MESSAGES: usize = 4096;
 /// Most calls of a message.
 const MAX_CALLS: usize = 128;
+/// Fields of a message that clients keep for themselves, or that direct the caches of other servers.
+pub const INERT: [&str; 4] = ["cache_control", "id", "metadata", "opts"];
 
 /// Reads a conversation: at least one message.
 pub fn messages(items: Option<Vec<Value>>) -> Result<Vec<ChatMessage>, ApiError> {
@@ -38,9 +43,13 @@ pub fn messages(items: Option<Vec<Value>>) -> Result<Vec<ChatMessage>, ApiError>
 type Called = HashMap<String, String>;
 
 fn message(index: usize, item: Value, called: &mut Called) -> Result<ChatMessage, ApiError> {
-    let at = |field: &str| format!("messages[{index}].{field}");
-    let mut fields = Fields::of(item, &format!("messages[{index}]"))?;
-    let role = match fields.required_text("role").map_err(|error| error.of(&at("role")))?.as_str() {
+    let place = format!("messages[{index}]");
+    let fields = Fields::of(item, &place)?;
+    one(fields, called).map_err(|error| error.within(&place))
+}
+
+fn one(mut fields: Fields, called: &mut Called) -> Result<ChatMessage, ApiError> {
+    let role = match fields.required_text("role")?.as_str() {
         // OpenAI's newer name for the same thing.
         "system" | "developer" => "system",
         "user" => "user",
@@ -48,34 +57,33 @@ fn message(index: usize, item: Value, called: &mut Called) -> Result<ChatMessage
         "tool" => "tool",
         other => {
             let message = format!("the role '{other}' is not supported; use system, user, assistant or tool");
-            return Err(ApiError::bad_request("unsupported_parameter", message).of(&at("role")));
+            return Err(ApiError::bad_request("unsupported_parameter", message).of("role"));
         }
     };
     // A label, as are those of the request: the model is told roles alone.
-    fields.text("name").map_err(|error| error.of(&at("name")))?;
-    let content = match fields.take("content") {
-        Some(Value::String(text)) => text,
-        Some(Value::Array(parts)) => {
-            parts.into_iter().map(|part| text_part(&at("content"), part)).collect::<Result<_, _>>()?
-        }
-        // A turn that only called tools, in a history from elsewhere.
-        None if role == "assistant" => String::new(),
-        None => {
-            return Err(ApiError::missing(&at("content"), "a message needs content: a string or text parts"));
-        }
-        Some(other) => {
-            return Err(wrong(&at("content"), "a string or an array of text parts", &other));
-        }
-    };
-    let within = |error: ApiError| error.within(&format!("messages[{index}]"));
+    fields.text("name")?;
+    fields.inert(&INERT);
+    let content = content(&mut fields, role)?;
     let (mut reasoning, mut made) = (None, Vec::new());
     if role == "assistant" {
-        reasoning = reasoned(&mut fields).map_err(within)?;
-        made = calls(&mut fields, called).map_err(within)?;
+        reasoning = reasoned(&mut fields)?;
+        made = calls(&mut fields, called)?;
     }
-    let answers = if role == "tool" { Some(answers(&mut fields, called).map_err(within)?) } else { None };
-    fields.finish().map_err(within)?;
+    let answers = if role == "tool" { Some(answers(&mut fields, called)?) } else { None };
+    fields.finish()?;
     Ok(ChatMessage { role, content, reasoning, calls: made, answers })
+}
+
+/// The text of a message.
+fn content(fields: &mut Fields, role: &str) -> Result<String, ApiError> {
+    match fields.take("content") {
+        Some(Value::String(text)) => Ok(text),
+        Some(Value::Array(parts)) => parts.into_iter().map(|part| text_part("content", part)).collect(),
+        // A turn that only called tools, in a history from elsewhere.
+        None if role == "assistant" => Ok(String::new()),
+        None => Err(ApiError::missing("content", "a message needs 'content': a string or text parts")),
+        Some(other) => Err(wrong("content", "a string or an array of text parts", &other)),
+    }
 }
 
 /// What an assistant thought, by the name that most servers give it or that vLLM does.
@@ -102,36 +110,56 @@ fn calls(fields: &mut Fields, called: &mut Called) -> Result<Vec<Value>, ApiErro
 fn call(item: Value, called: &mut Called) -> Result<Value, ApiError> {
     let mut fields = Fields::of(item, "a call")?;
     let (id, kind) = (fields.required_text("id")?, fields.text("type")?);
-    if kind.as_deref().is_some_and(|kind| kind != "function") {
-        return Err(ApiError::bad_request("unsupported_parameter", "only calls of functions are supported")
-            .of("type"));
-    }
-    // Where it stood in a stream.
+    // As parts of a stream have it, and what puts them together again.
     fields.integer("index", 0..=i64::MAX)?;
-    let function =
-        fields.take("function").ok_or_else(|| ApiError::missing("function", "a call needs 'function'"))?;
+    let field = match kind.as_deref() {
+        None | Some("function") => "function",
+        Some("custom") => "custom",
+        Some(other) => {
+            let message = format!("calls of the type '{other}' are not supported; use function or custom");
+            return Err(ApiError::bad_request("unsupported_parameter", message).of("type"));
+        }
+    };
+    let inside = fields.take(field);
     fields.finish()?;
-    let within = |error: ApiError| error.within("function");
-    let mut fields = Fields::of(function, "function")?;
-    let name = fields.required_text("name").map_err(within)?;
-    let text = fields.text("arguments").map_err(within)?.unwrap_or_default();
-    fields.finish().map_err(within)?;
-    let call = function_call(&id, &name, &text).map_err(within)?;
+    let inside = inside.ok_or_else(|| ApiError::missing(field, format!("a call needs '{field}'")))?;
+    let fields = Fields::of(inside, field)?;
+    let (name, arguments) = called_with(fields, field).map_err(|error| error.within(field))?;
+    let call = function_call(&id, &name, arguments);
     called.insert(id, name);
     Ok(call)
 }
 
-/// A call as templates take it, with its arguments as a value.
-///
-/// # Errors
-/// `text`, what `arguments` says, is no JSON.
-pub fn function_call(id: &str, name: &str, text: &str) -> Result<Value, ApiError> {
-    let arguments =
-        if text.trim().is_empty() { Ok(json!({})) } else { files::strict_json::parse(text.as_bytes()) };
-    let arguments = arguments.map_err(|error| {
-        ApiError::invalid("arguments", format!("'arguments' is a text that is no JSON: {error}"))
-    })?;
-    Ok(json!({ "id": id, "type": "function", "function": { "name": name, "arguments": arguments } }))
+/// The name of what is called, and its arguments.
+fn called_with(mut fields: Fields, field: &str) -> Result<(String, Value), ApiError> {
+    let name = fields.required_text("name")?;
+    let arguments = match field {
+        "custom" => custom_arguments(&fields.text("input")?.unwrap_or_default()),
+        _ => arguments_of(&fields.text("arguments")?.unwrap_or_default()),
+    };
+    fields.finish()?;
+    Ok((name, arguments))
+}
+
+/// Arguments as templates take them. What is no JSON, as a call that was cut off, is shown as the text it is.
+#[must_use]
+pub fn arguments_of(text: &str) -> Value {
+    if text.trim().is_empty() {
+        return json!({});
+    }
+    files::strict_json::parse(text.as_bytes()).unwrap_or_else(|_| Value::from(text))
+}
+
+/// The input of a custom tool, as the arguments of the function that templates are shown in its place.
+#[must_use]
+pub fn custom_arguments(input: &str) -> Value {
+    json!({ INPUT: input })
+}
+
+/// A call as templates take it.
+#[must_use]
+pub fn function_call(id: &str, name: &str, arguments: Value) -> Value {
+    json!({ "id": id, "type": "function", "function": { "name": name, "arguments": arguments } })
 }
 
 /// Which call a tool's message answers.
@@ -141,16 +169,17 @@ fn answers(fields: &mut Fields, called: &Called) -> Result<Answered, ApiError> {
     Ok(Answered { id, name })
 }
 
-fn text_part(at: &str, part: Value) -> Result<String, ApiError> {
-    let mut fields = Fields::of(part, at)?;
-    let kind = fields.required_text("type").map_err(|error| error.of(at))?;
+/// The text of a part of `field`.
+fn text_part(field: &str, part: Value) -> Result<String, ApiError> {
+    let mut fields = Fields::of(part, field)?;
+    let kind = fields.required_text("type").map_err(|error| error.of(field))?;
     if kind != "text" {
         let message = format!("content parts of type '{kind}' are not supported; only 'text' is");
-        return Err(ApiError::bad_request("unsupported_parameter", message).of(at));
+        return Err(ApiError::bad_request("unsupported_parameter", message).of(field));
     }
-    let text = fields.text("text").map_err(|error| error.of(at))?;
+    let text = fields.text("text").map_err(|error| error.of(field))?;
     // Where other servers are to begin to keep what they computed; here all beginnings are kept.
-    fields.take("cache_control");
-    fields.finish().map_err(|error| error.within(at))?;
-    text.ok_or_else(|| ApiError::missing(at, "a text part needs 'text'"))
+    fields.inert(&["cache_control"]);
+    fields.finish().map_err(|error| error.within(field))?;
+    text.ok_or_else(|| ApiError::missing(field, "a text part needs 'text'"))
 }

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, ops::RangeInclusive};
 
 use serde_json::Value;
 
-use super::fields::{Fields, wrong};
+use super::fields::{Fields, whole, wrong};
 use crate::{
     errors::ApiError,
     training::records::{Choices, Method, Order},
@@ -42,7 +42,7 @@ fn count(fields: &mut Fields, name: &str, range: RangeInclusive<i64>) -> Result<
     match fields.take(name) {
         None => Ok(None),
         Some(Value::String(word)) if word == "auto" => Ok(None),
-        Some(value) => match value.as_i64() {
+        Some(value) => match whole(&value).and_then(|number| i64::try_from(number).ok()) {
             Some(number) if range.contains(&number) => Ok(u64::try_from(number).ok()),
             _ => {
                 let expected = format!("an integer from {} to {}, or \"auto\"", range.start(), range.end());

@@ -7,7 +7,7 @@ use text::stop::StopStrings;
 
 use super::{
     delivery::{self, Delivery},
-    fields::{Fields, wrong},
+    fields::{Fields, whole, wrong},
     logprobs::TokenNames,
     stops::{stop_strings, stop_tokens},
     structured::{self, Structure},
@@ -48,8 +48,6 @@ pub struct Params {
     pub sampling: Sampling,
     /// As asked; `None` leaves it to the route.
     pub max_tokens: Option<u32>,
-    /// What the request calls them.
-    pub max_tokens_field: &'static str,
     /// No stop before this many tokens.
     pub min_tokens: u32,
     /// Strings that end the text and are not part of it, if there are any.
@@ -93,7 +91,6 @@ impl Params {
                 seed,
             },
             max_tokens: None,
-            max_tokens_field: "max_tokens",
             min_tokens: 0,
             stop: None,
             stop_tokens: Vec::new(),
@@ -124,8 +121,6 @@ pub enum EndTokens {
 pub struct Asked {
     /// Most tokens to generate; `None` leaves it to the route.
     pub max_tokens: Option<u32>,
-    /// What the request calls them.
-    pub max_tokens_field: &'static str,
     /// How the answer travels.
     pub delivery: Delivery,
     /// What the answer has to look like, if it has to.
@@ -135,9 +130,9 @@ pub struct Asked {
 /// Reads the options that chat and completions share.
 pub fn read(fields: &mut Fields, limits: &Limits<'_>) -> Result<Params, ApiError> {
     fields.labels()?;
-    let (max_tokens, max_tokens_field) = max_tokens(fields)?;
+    let max_tokens = max_tokens(fields)?;
     let (structure, delivery) = (structured::read(fields)?, delivery::read(fields)?);
-    let asked = Asked { max_tokens, max_tokens_field, delivery, structure };
+    let asked = Asked { max_tokens, delivery, structure };
     let params = read_beside(asked, fields, limits)?;
     let choices = fields.count("n", 1..=MAX_CHOICES)?.unwrap_or(1);
     let names = fields.flag("return_tokens_as_token_ids", false)?;
@@ -158,7 +153,7 @@ fn prompt_logprobs(fields: &mut Fields, delivery: Delivery) -> Result<Option<u32
 
 /// Reads the options that all routes have under the same names, beside those that are `asked` under others.
 pub fn read_beside(asked: Asked, fields: &mut Fields, limits: &Limits<'_>) -> Result<Params, ApiError> {
-    let Asked { max_tokens, max_tokens_field, delivery, structure } = asked;
+    let Asked { max_tokens, delivery, structure } = asked;
     let min_tokens = fields.count("min_tokens", 0..=u32::MAX)?.unwrap_or(0);
     if let Some(max_tokens) = max_tokens.filter(|max_tokens| *max_tokens < min_tokens) {
         let message = format!("'min_tokens' is {min_tokens}, which is more than max_tokens, {max_tokens}");
@@ -168,7 +163,6 @@ pub fn read_beside(asked: Asked, fields: &mut Fields, limits: &Limits<'_>) -> Re
     Ok(Params {
         sampling: sampling(fields, limits)?,
         max_tokens,
-        max_tokens_field,
         min_tokens,
         stop: stop_strings(fields)?,
         stop_tokens: stop_tokens(fields, limits.vocab_size)?,
@@ -205,18 +199,16 @@ fn precision(fields: &mut Fields) -> Result<Precision, ApiError> {
     }
 }
 
-/// With the name under which they were asked for.
-fn max_tokens(fields: &mut Fields) -> Result<(Option<u32>, &'static str), ApiError> {
-    let (old_name, new_name) = ("max_tokens", "max_completion_tokens");
-    let old = fields.count(old_name, 0..=u32::MAX)?;
-    let new = fields.count(new_name, 0..=u32::MAX)?;
+/// OpenAI has two names for it.
+fn max_tokens(fields: &mut Fields) -> Result<Option<u32>, ApiError> {
+    let old = fields.count("max_tokens", 0..=u32::MAX)?;
+    let new = fields.count("max_completion_tokens", 0..=u32::MAX)?;
     match (old, new) {
         (Some(old), Some(new)) if old != new => Err(ApiError::invalid(
             "max_completion_tokens",
             format!("max_tokens is {old} and max_completion_tokens is {new}; send one of them"),
         )),
-        (None, Some(new)) => Ok((Some(new), new_name)),
-        (old, _) => Ok((old, old_name)),
+        (old, new) => Ok(old.or(new)),
     }
 }
 
@@ -253,10 +245,13 @@ fn top_k(fields: &mut Fields) -> Result<Option<u32>, ApiError> {
 fn seed(fields: &mut Fields, limits: &Limits<'_>) -> Result<u64, ApiError> {
     match fields.take("seed") {
         None => Ok(limits.default_seed),
-        Some(value) => value
-            .as_u64()
-            .or_else(|| value.as_i64().map(i64::cast_unsigned))
-            .ok_or_else(|| wrong("seed", "a 64-bit integer", &value)),
+        Some(value) => {
+            let seed = whole(&value).and_then(|number| {
+                let signed = || i64::try_from(number).map(i64::cast_unsigned);
+                u64::try_from(number).or_else(|_| signed()).ok()
+            });
+            seed.ok_or_else(|| wrong("seed", "a 64-bit integer", &value))
+        }
     }
 }
 
@@ -277,9 +272,13 @@ fn logit_bias(fields: &mut Fields, limits: &Limits<'_>) -> Result<Vec<(u32, f32)
 }
 
 fn bias_of(token: &str, bias: &Value, limits: &Limits<'_>) -> Result<(u32, f32), ApiError> {
-    let id = token.parse().ok().filter(|id| *id < limits.vocab_size).ok_or_else(|| {
-        let message =
-            format!("'logit_bias' names '{token}', which is no token id below {}", limits.vocab_size);
+    // One token has one spelling: `5`, `05` and `+5` would be three biases of the same token.
+    let is_plain = |id: &u32| *id < limits.vocab_size && id.to_string() == token;
+    let id = token.parse().ok().filter(is_plain).ok_or_else(|| {
+        let message = format!(
+            "'logit_bias' names '{token}', which is no token id below {} in plain digits",
+            limits.vocab_size
+        );
         ApiError::invalid("logit_bias", message)
     })?;
     match bias.as_f64() {
@@ -350,6 +349,25 @@ mod tests {
     fn a_bias_on_a_token_outside_the_vocabulary_is_refused() {
         assert_eq!(parse(r#"{"logit_bias":{"299":1.5}}"#).unwrap().sampling.logit_bias, vec![(299, 1.5)]);
         parse(r#"{"logit_bias":{"300":1.5}}"#).unwrap_err();
+    }
+
+    #[test]
+    fn a_token_has_one_spelling_in_a_logit_bias() {
+        for spelling in ["05", "+5", " 5", "5.0", "0x5"] {
+            let body = serde_json::json!({ "logit_bias": { "5": 100, spelling: 100 } }).to_string();
+            let error = parse(&body).unwrap_err();
+            assert!(error.to_string().contains(&format!("'{spelling}'")), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_seed_is_a_whole_number_of_64_bits_with_or_without_a_sign() {
+        for (written, seed) in [("1.0", 1), ("-1", u64::MAX), ("18446744073709551615", u64::MAX)] {
+            assert_eq!(parse(&format!("{{\"seed\":{written}}}")).unwrap().sampling.seed, seed, "{written}");
+        }
+        for written in ["0.5", "18446744073709551616", "-9223372036854775809"] {
+            parse(&format!("{{\"seed\":{written}}}")).unwrap_err();
+        }
     }
 
     #[test]

@@ -96,6 +96,19 @@ fn gone(id: &str) -> ApiError {
     ))
 }
 
+/// `POST /v1/responses/input_tokens`.
+pub async fn input_tokens() -> ApiError {
+    let message = "this server does not count the tokens of a response before it answers; POST /tokenize counts those of 'messages', and \
+                   'usage' of a response those of its input";
+    ApiError::not_implemented("not_supported", message)
+}
+
+/// `POST /v1/responses/compact`.
+pub async fn compact() -> ApiError {
+    let message = "this server does not shorten conversations; leave old items out of 'input', or send a summary of them";
+    ApiError::not_implemented("not_supported", message)
+}
+
 /// `GET /v1/responses/{id}`.
 pub async fn one(
     State(app): State<Arc<App>>,

@@ -17,9 +17,7 @@ use super::{
     job::Kind,
     logprobs,
     tools::CallPart,
-    types::{
-        Aside, Body, ChatDelta, Delta, Draft, Function, PromptReport, TextChoice, TextLogprobs, ToolCall,
-    },
+    types::{Aside, Body, ChatDelta, Delta, Draft, PromptReport, TextChoice, TextLogprobs, ToolCall},
 };
 use crate::{errors::ApiError, usage::Usage};
 
@@ -91,12 +89,14 @@ impl<'a> Writer<'a> {
         let Step { index, piece, .. } = step;
         let index = *index;
         if self.chunks.opened[index].replace(0).is_none() {
-            let delta = Delta { role: Some("assistant"), content: Some(""), ..Delta::default() };
+            // Where calls may come, nobody knows yet whether there will be any text.
+            let content = self.answer.job.answering.is_none().then_some("");
+            let delta = Delta { role: Some("assistant"), content: Some(content), ..Delta::default() };
             let prompt = prompt_ids(self.answer, index);
             self.write(delta_of(index, delta), prompt);
         }
         if has_content(piece) {
-            let content = Some(piece.text.as_str()).filter(|text| !text.is_empty() || !piece.thinks);
+            let content = Some(Some(piece.text.as_str())).filter(|_| !piece.text.is_empty() || !piece.thinks);
             let reasoning_content = Some(piece.thought.as_str()).filter(|thought| !thought.is_empty());
             let delta = Delta { content, reasoning_content, ..Delta::default() };
             let (job, wanted) = (&self.answer.job, self.answer.job.logprobs.is_some());
@@ -104,7 +104,7 @@ impl<'a> Writer<'a> {
             let token_ids = token_ids(self.answer, &piece.scored);
             self.event(ChatDelta { logprobs, token_ids, ..delta_of(index, delta) });
         }
-        for part in &piece.calls {
+        for part in piece.calls.iter().filter(|part| !part.is_silent()) {
             let delta = Delta { tool_calls: vec![part_of(part)], ..Delta::default() };
             self.event(delta_of(index, delta));
         }
@@ -200,9 +200,8 @@ fn text_of(index: usize, text: &str) -> TextChoice<'_> {
 
 /// A part of a call, as OpenAI tells it.
 fn part_of(part: &CallPart) -> ToolCall<'_> {
-    let (id, name) = part.begun.as_ref().map(|(id, name)| (id.as_str(), name.as_str())).unzip();
-    let function = Function { name, arguments: &part.arguments };
-    ToolCall { index: Some(part.index), id, r#type: id.map(|_| "function"), function }
+    let begun = part.begun.as_ref().map(|(id, name)| (id.as_str(), name.as_str()));
+    ToolCall { index: Some(part.index), ..ToolCall::of(part.kind, begun, &part.arguments) }
 }
 
 fn has_content(piece: &Piece) -> bool {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use axum::{Extension, Json, extract::State};
 use serde_json::{Value, json};
+use settings::ToolCallParser;
 use text::tokenizer::AddSpecial;
 
 use super::{
@@ -13,6 +14,10 @@ use super::{
     messages::messages,
     showing,
     target::Wanted,
+    tools::{
+        self, Calling,
+        asked::{self, Tools},
+    },
 };
 use crate::{
     app::App,
@@ -20,14 +25,22 @@ use crate::{
     caller::Caller,
     errors::ApiError,
     lifecycle::Serving,
-    text::{ChatMessage, Showing},
+    text::{ChatMessage, Showing, Text},
 };
 
 /// What to make tokens of.
 #[derive(Debug)]
 enum Source {
     Prompt(String, AddSpecial),
-    Chat(Vec<ChatMessage>, Showing),
+    Chat(Box<Conversation>),
+}
+
+/// A conversation as a chat would show it.
+#[derive(Debug)]
+struct Conversation {
+    messages: Vec<ChatMessage>,
+    showing: Showing,
+    tools: Option<Tools>,
 }
 
 /// The body of `/tokenize`.
@@ -52,20 +65,26 @@ impl TokenizeBody {
         let wanted = wanted(&mut fields)?;
         let (add, wants_strings) = (add_special(&mut fields)?, fields.flag("return_token_strs", false)?);
         let (prompt, chat) = (fields.text("prompt")?, fields.array("messages")?);
-        let showing = showing::read(&mut fields)?;
+        let (showing, tools) = (showing::read(&mut fields)?, asked::read(&mut fields)?);
         fields.finish()?;
         let source = match (prompt, chat) {
+            (Some(_), None) if tools.is_some() => {
+                let message = "'tools' are shown with 'messages'; send those in place of 'prompt'";
+                return Err(ApiError::invalid("tools", message));
+            }
             (Some(prompt), None) => Source::Prompt(prompt, add),
-            (None, Some(chat)) => Source::Chat(messages(Some(chat))?, showing),
+            (None, Some(chat)) => {
+                Source::Chat(Box::new(Conversation { messages: messages(Some(chat))?, showing, tools }))
+            }
             _ => return Err(ApiError::missing("prompt", "send either 'prompt', a string, or 'messages'")),
         };
         Ok(Self { wanted, source, wants_strings })
     }
 
-    fn answer(self, serving: &Serving) -> Result<Value, ApiError> {
+    fn answer(self, parser: ToolCallParser, serving: &Serving) -> Result<Value, ApiError> {
         let tokens = match self.source {
             Source::Prompt(prompt, add) => serving.text.encode(&prompt, add)?,
-            Source::Chat(messages, showing) => serving.text.encode_chat(&messages, &showing)?,
+            Source::Chat(chat) => chat.tokens(parser, &*serving.text)?,
         };
         let mut answer =
             json!({ "count": tokens.len(), "max_model_len": serving.context_tokens, "tokens": tokens });
@@ -74,6 +93,17 @@ impl TokenizeBody {
             answer["token_strs"] = strings.collect::<Vec<_>>().into();
         }
         Ok(answer)
+    }
+}
+
+impl Conversation {
+    fn tokens(self, parser: ToolCallParser, text: &dyn Text) -> Result<Vec<u32>, ApiError> {
+        let Self { messages, mut showing, tools } = self;
+        tools::check_history(&messages, text).map_err(|error| error.of("messages"))?;
+        if let Some(tools) = tools {
+            showing.tools = Calling::new(tools, parser, text)?.shown();
+        }
+        Ok(text.encode_chat(&messages, &showing)?)
     }
 }
 
@@ -91,7 +121,7 @@ impl DetokenizeBody {
     }
 }
 
-/// `{prompt, add_special_tokens}` or `{messages}` to `{tokens, count, max_model_len}`.
+/// `{prompt, add_special_tokens}` or `{messages, tools}` to `{tokens, count, max_model_len}`.
 pub async fn tokenize(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
@@ -101,7 +131,7 @@ pub async fn tokenize(
     app.work(body.len(), move || {
         let mut body = TokenizeBody::read(&body)?;
         check_model(&shared, &caller, &serving, body.wanted.take())?;
-        body.answer(&serving).map(Json)
+        body.answer(shared.parsers.calls, &serving).map(Json)
     })
     .await
 }

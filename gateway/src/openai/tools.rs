@@ -5,12 +5,14 @@
 //! - [`asked`]: which there are, and whether they are to be called.
 //! - [`format`]: how models write calls, and which way a chat template shows its model.
 //! - [`grammar`]: what an answer with calls has to look like, where it has to.
-//! - [`scan`]: calls out of an answer's text, as it comes. `object`: one that is a JSON object; `pythonic`: a list of Python's, with
-//!   its literals in `python`; `tagged`: one in tags, whose values
-//!   mean what [`kinds`] of them the function takes.
+//! - [`scan`]: calls out of an answer's text, as it comes, and what is [`found`]. `object`: one that is a JSON object; `bare`: the same
+//!   as all of an answer; `pythonic`: a list of Python's, with its literals in `python`; `tagged`: one in tags, whose values mean what
+//!   [`kinds`] of them the function takes.
 
 pub mod asked;
+mod bare;
 pub mod format;
+pub mod found;
 pub mod grammar;
 pub mod kinds;
 mod object;
@@ -26,11 +28,12 @@ use settings::ToolCallParser;
 use text::grammar::Thought;
 
 use self::{
-    asked::Tools,
+    asked::{Input, Tool, Tools},
     format::{Format, shows_tools},
+    found::{CallKind, Found},
     grammar::CallsError,
     kinds::Function,
-    scan::{Found, Scanner},
+    scan::Scanner,
 };
 use super::structured::{self, Structure};
 use crate::{
@@ -46,13 +49,25 @@ pub struct Answering {
     pub format: Format,
     /// Those there are.
     pub functions: Arc<[Function]>,
+    /// What is said outside of tags.
+    pub untagged: Untagged,
+}
+
+/// What an answer is that calls a function, but for the tags that announce calls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Untagged {
+    /// A call, where models are known to forget the tags.
+    MayCall,
+    /// Text: calls keep to a grammar, which has the tags in it.
+    Text,
 }
 
 impl Answering {
     /// For one answer.
     #[must_use]
     pub fn scanner(&self) -> Scanner {
-        Scanner::new(self.format, Arc::clone(&self.functions))
+        let scanner = Scanner::new(self.format, Arc::clone(&self.functions));
+        if self.untagged == Untagged::Text { scanner.of_grammar() } else { scanner }
     }
 
     /// A number for a call that nobody else has. Templates of Mistral's take nine letters and digits alone.
@@ -82,8 +97,12 @@ impl Calling {
         let template = text.facts().chat_template.as_deref();
         let shows = template.is_some_and(shows_tools);
         let format = Format::of(parser, template).filter(|_| shows).ok_or_else(|| no_tools(parser, shows))?;
-        let functions = tools.list.iter().map(|tool| Function::new(&tool.name, &tool.parameters)).collect();
-        Ok(Self { tools, answering: Answering { format, functions } })
+        let function = |tool: &Tool| match tool.input {
+            Some(_) => Function::custom(&tool.name),
+            None => Function::new(&tool.name, &tool.parameters),
+        };
+        let functions = tools.list.iter().map(function).collect();
+        Ok(Self { tools, answering: Answering { format, functions, untagged: Untagged::MayCall } })
     }
 
     /// What the chat template is to show.
@@ -97,11 +116,16 @@ impl Calling {
     /// # Errors
     /// Calls cannot be made to look like what they have to.
     pub fn grammar(
-        &self,
+        &mut self,
         text: &dyn Text,
         answer: Option<&Structure>,
         thought: Option<Thought>,
     ) -> Result<Option<String>, ApiError> {
+        for tool in self.tools.callable() {
+            if let Some(Input::Grammar { field, grammar }) = &tool.input {
+                structured::tried(grammar, text, None).map_err(|error| structured::refused(field, &error))?;
+            }
+        }
         let format = self.answering.format;
         let announcement = format.announcement().and_then(|name| text.special_token(name));
         let built =
@@ -109,6 +133,9 @@ impl Calling {
         let tried = built.and_then(|grammar| {
             Ok(grammar.map(|grammar| structured::tried(&grammar, text, thought)).transpose()?)
         });
+        if !matches!(tried, Ok(None)) {
+            self.answering.untagged = Untagged::Text;
+        }
         tried.map_err(|error| match (error, answer) {
             (CallsError::Grammar(error), None) => structured::refused("tools", &error),
             (CallsError::Grammar(error), Some(_)) => {
@@ -162,18 +189,36 @@ pub fn check_history(messages: &[ChatMessage], text: &dyn Text) -> Result<(), Ap
 pub struct CallPart {
     /// Which call of the answer, counted from 0.
     pub index: usize,
+    /// Bytes of its piece's text that stand before it.
+    pub at: usize,
+    /// What is called.
+    pub kind: CallKind,
     /// Its number and its function, in its first part.
     pub begun: Option<(String, String)>,
-    /// What its arguments go on with.
+    /// What its arguments, or its input, go on with.
     pub arguments: String,
+    /// What the model wrote of it, tags and all.
+    pub written: String,
+}
+
+impl CallPart {
+    /// Whether there is nothing in it for those who are told of calls.
+    #[must_use]
+    pub fn is_silent(&self) -> bool {
+        self.begun.is_none() && self.arguments.is_empty()
+    }
 }
 
 /// Adds what was `found` to what goes out.
 pub fn append(found: Found, answering: &Answering, content: &mut String, calls: &mut Vec<CallPart>) {
+    let before = content.len();
     content.push_str(&found.content);
     calls.extend(found.calls.into_iter().map(|piece| CallPart {
         index: piece.index,
+        at: before + piece.at,
+        kind: piece.kind,
         begun: piece.name.map(|name| (answering.new_id(), name)),
         arguments: piece.arguments,
+        written: piece.written,
     }));
 }

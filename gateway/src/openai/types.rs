@@ -2,6 +2,7 @@
 
 use serde::{Serialize, Serializer, ser::SerializeMap as _};
 
+use super::tools::found::CallKind;
 use crate::usage::{FinishReason, Usage};
 
 /// What every answer about a generation carries.
@@ -109,11 +110,28 @@ pub struct ToolCall<'a> {
     /// Its number, by which its result is told; in its first part.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<&'a str>,
-    /// `function`, in its first part.
+    /// `function` or `custom`, in its first part.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub r#type: Option<&'static str>,
-    /// What is called.
-    pub function: Function<'a>,
+    /// The function that is called.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub function: Option<Function<'a>>,
+    /// The custom tool that is called.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub custom: Option<Custom<'a>>,
+}
+
+impl<'a> ToolCall<'a> {
+    /// A call, or a part of one, as OpenAI tells it; `begun` is its number and what it calls.
+    #[must_use]
+    pub fn of(kind: CallKind, begun: Option<(&'a str, &'a str)>, text: &'a str) -> Self {
+        let (id, name) = begun.unzip();
+        let (word, function, custom) = match kind {
+            CallKind::Function => ("function", Some(Function { name, arguments: text }), None),
+            CallKind::Custom => ("custom", None, Some(Custom { name, input: text })),
+        };
+        Self { index: None, id, r#type: id.map(|_| word), function, custom }
+    }
 }
 
 /// A function that is called.
@@ -124,6 +142,16 @@ pub struct Function<'a> {
     pub name: Option<&'a str>,
     /// A JSON text, or what it goes on with.
     pub arguments: &'a str,
+}
+
+/// A custom tool that is called.
+#[derive(Debug, Serialize)]
+pub struct Custom<'a> {
+    /// Its name, in the call's first part.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<&'a str>,
+    /// A text, or what it goes on with.
+    pub input: &'a str,
 }
 
 /// A piece of a choice of a chat.
@@ -148,9 +176,9 @@ pub struct Delta<'a> {
     /// In the first piece only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub role: Option<&'static str>,
-    /// New text; absent in the last piece.
+    /// New text; absent in the last piece, and null in the first one of an answer that may call tools.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub content: Option<&'a str>,
+    pub content: Option<Option<&'a str>>,
     /// More of what the model thinks before it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reasoning_content: Option<&'a str>,

@@ -16,6 +16,7 @@ mod every_route;
 mod executors;
 mod files;
 mod floods;
+mod histories;
 mod limits;
 mod models;
 mod ollama;

@@ -5,11 +5,15 @@ use std::sync::Arc;
 use gateway::keys::Keys;
 use serde_json::{Value, json};
 use shmproto::message::ErrorCode;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    time::timeout,
+};
 
 use crate::{
     client::Response,
     fake_executor::{fail_after, say},
-    harness::{Harness, key_file},
+    harness::{Harness, WATCHDOG, key_file},
     text::{BEGIN, ByteText, PARAMETERS, always, tokens},
 };
 
@@ -111,7 +115,8 @@ async fn calls_are_told_whole_with_values_for_arguments() {
         (&json!("weather"), &json!({ "city": "Rome" }))
     );
     let text: String = lines.iter().filter_map(|line| line["message"]["content"].as_str()).collect();
-    assert!(text.contains("{\"city\": }"), "what is no JSON is text: {text}");
+    let written = "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": }}\n</tool_call>";
+    assert_eq!(text.trim(), written, "what is no JSON is text with its tags");
     let prompt = harness.executor().generates()[0].prompt.clone();
     assert_eq!(prompt, tokens("user:hi;assistant:;weather();tool:rain=call00001/weather;assistant:"));
     let shown = harness.client.post("/api/show", &json!({ "model": "base" })).await.json();
@@ -133,14 +138,18 @@ async fn failures_look_as_ollamas_do_wherever_they_come_from() {
         (alice.post("/api/pull", &json!({ "model": "x" })).await, 501),
         (alice.post("/api/create", &json!({ "model": "x" })).await, 501),
         (alice.send("DELETE", "/api/delete", "application/json", "{}").await, 501),
-        (alice.send("POST", CHAT, "text/plain", "{}").await, 415),
+        (
+            alice.with_header("origin", "http://evil.example").send("POST", CHAT, "text/plain", "{}").await,
+            415,
+        ),
+        (alice.with_header("sec-fetch-site", "cross-site").send("POST", CHAT, "text/plain", "{}").await, 415),
     ] {
         assert_eq!(answer.status, status, "{}", answer.body);
         assert!(answer.json()["error"].is_string(), "{}", answer.body);
     }
     for (more, word) in [
         (json!({ "options": { "mirostat": 2 } }), "mirostat"),
-        (json!({ "options": { "num_ctx": 100_000 } }), "num_ctx"),
+        (json!({ "options": { "num_ctx": 0.5 } }), "num_ctx"),
         (json!({ "options": { "repeat_last_n": 64, "repeat_penalty": 1.1 } }), "repeat_last_n"),
         (json!({ "think": true }), "think"),
         (json!({ "keep_alive": 0 }), "keep_alive"),
@@ -163,6 +172,30 @@ async fn failures_look_as_ollamas_do_wherever_they_come_from() {
     let failing = Harness::start(fail_after("hel", ErrorCode::Internal)).await;
     let lines = lines(&failing.client.post(CHAT, &chat(&json!({}))).await);
     assert!(lines.last().unwrap()["error"].is_string(), "a stream that fails says so: {lines:?}");
+}
+
+#[tokio::test]
+async fn a_body_is_json_whatever_its_type_says_unless_a_page_sends_it() {
+    let harness = Harness::start(say("hello")).await;
+    let body = chat(&json!({ "stream": false })).to_string();
+    for kind in ["text/plain", "application/octet-stream", "application/x-www-form-urlencoded"] {
+        let answer = harness.client.send("POST", CHAT, kind, &body).await;
+        assert_eq!((answer.status, &answer.json()["message"]["content"]), (200, &json!("hello")), "{kind}");
+        let elsewhere = harness.client.send("POST", "/v1/chat/completions", kind, &body).await;
+        assert_eq!(elsewhere.status, 415, "{kind}");
+    }
+    let head = format!(
+        "POST {CHAT} HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\ncontent-length: {}",
+        body.len()
+    );
+    let mut connection = harness.client.connect().await;
+    connection.write_all(format!("{head}\r\n\r\n{body}").as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    timeout(WATCHDOG, connection.read_to_string(&mut answer)).await.expect("it is answered").unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200 "), "a body without a type: {answer}");
+    let origin = format!("http://{}", harness.gateway.as_ref().unwrap().address);
+    let page = harness.client.with_header("origin", &origin).send("POST", CHAT, "text/plain", &body).await;
+    assert_eq!(page.status, 415, "{}", page.body);
 }
 
 #[tokio::test]

@@ -12,6 +12,7 @@ use tokio::{
 use crate::{
     fake_executor::say,
     harness::{Harness, WATCHDOG},
+    text::tokens,
 };
 
 const CHAT: &str = "/v1/chat/completions";
@@ -79,10 +80,59 @@ async fn a_message_that_cannot_be_honoured_is_refused_with_its_place() {
         (json!({ "role": "user", "content": [{ "type": "image_url" }] }), "messages[0].content"),
         (json!({ "role": "user", "content": "a", "name": 7 }), "messages[0].name"),
         (json!({ "role": "user" }), "messages[0].content"),
+        (json!({ "role": "user", "content": "a", "pictures": 1 }), "messages[0].pictures"),
     ];
     for (message, param) in messages {
         let error = harness.client.post(CHAT, &chat("messages", json!([message]))).await;
         assert_eq!((error.status, &error.json()["error"]["param"]), (400, &json!(param)), "{message}");
+    }
+    let strange = json!([{ "role": "user", "content": "a", "pictures": 1 }]);
+    let error = harness.client.post(CHAT, &chat("messages", strange)).await;
+    assert!(
+        error.body.contains("'messages[0].pictures'"),
+        "the message names the whole path: {}",
+        error.body
+    );
+}
+
+#[tokio::test]
+async fn keys_that_clients_keep_for_themselves_change_nothing_at_any_door() {
+    let harness = Harness::start(say("x")).await;
+    let message = json!({ "role": "user", "content": "hi", "id": 7, "metadata": { "a": 1 }, "opts": {},
+        "cache_control": { "type": "ephemeral" } });
+    let item = json!({ "role": "user", "content": "hi", "metadata": { "a": 1 }, "opts": {},
+        "cache_control": { "type": "ephemeral" } });
+    for (path, body) in [
+        (CHAT, json!({ "messages": [message] })),
+        ("/api/chat", json!({ "messages": [message] })),
+        ("/v1/responses", json!({ "input": [item], "client_metadata": { "a": "b" } })),
+    ] {
+        let mut body = body.clone();
+        body["model"] = "base".into();
+        let answer = harness.client.post(path, &body).await;
+        assert_eq!(answer.status, 200, "{path}: {}", answer.body);
+        let sent = harness.executor().generates().pop().unwrap();
+        assert_eq!(sent.prompt, tokens("user:hi;assistant:"), "{path}");
+    }
+}
+
+#[tokio::test]
+async fn a_stream_may_ask_for_no_obfuscation_at_every_door_and_for_none_of_it_at_any() {
+    let harness = Harness::start(say("x")).await;
+    for (path, body) in [
+        (CHAT, json!({ "messages": [{ "role": "user", "content": "hi" }] })),
+        (TEXT, json!({ "prompt": "a" })),
+        ("/v1/responses", json!({ "input": "a" })),
+    ] {
+        let ask = async |wanted: bool| {
+            let mut body = body.clone();
+            (body["model"], body["stream"]) = ("base".into(), true.into());
+            body["stream_options"] = json!({ "include_obfuscation": wanted });
+            harness.client.post(path, &body).await
+        };
+        assert_eq!(ask(false).await.status, 200, "{path}");
+        let error = ask(true).await.json();
+        assert_eq!(error["error"]["param"], "stream_options.include_obfuscation", "{path}");
     }
 }
 
@@ -132,15 +182,37 @@ async fn what_does_not_fit_the_context_is_refused_with_the_numbers() {
     let message = error.json()["error"]["message"].as_str().unwrap().to_owned();
     assert!(message.contains("512") && message.contains("601"), "{message}");
     assert_eq!(error.json()["error"]["param"], "prompt");
-    for (max_tokens, field) in [(511, "max_tokens"), (1_000_000_000, "max_completion_tokens")] {
-        let mut body = json!({ "model": "base", "prompt": "a" });
-        body[field] = max_tokens.into();
-        let error = harness.client.post(TEXT, &body).await;
-        assert_eq!(error.code(), "context_length_exceeded");
-        assert_eq!(error.json()["error"]["param"], field, "the prompt is not what is too long");
+    let body = json!({ "model": "base", "prompt": "a".repeat(510), "max_tokens": 5 });
+    assert_eq!(harness.client.post(TEXT, &body).await.status, 200, "one token has room");
+}
+
+#[tokio::test]
+async fn a_limit_above_the_context_is_the_context_by_every_route() {
+    let harness = Harness::start(say("x")).await;
+    let messages = json!([{ "role": "user", "content": "hi" }]);
+    for (path, prompt_tokens, body) in [
+        (TEXT, 2, json!({ "prompt": "a", "max_tokens": 511 })),
+        (TEXT, 2, json!({ "prompt": "a", "max_completion_tokens": 1_000_000_000 })),
+        (CHAT, 18, json!({ "messages": messages, "max_tokens": 32_000.0 })),
+        ("/v1/responses", 18, json!({ "input": "hi", "max_output_tokens": 32_000 })),
+        (
+            "/api/chat",
+            18,
+            json!({ "messages": messages, "options": { "num_predict": 32_000, "num_ctx": 131_072 } }),
+        ),
+        ("/api/generate", 18, json!({ "prompt": "hi", "options": { "num_predict": 32_000 } })),
+    ] {
+        let mut body = body.clone();
+        body["model"] = "base".into();
+        let answer = harness.client.post(path, &body).await;
+        assert_eq!(answer.status, 200, "{path} {body}: {}", answer.body);
+        let sent = harness.executor().generates().pop().unwrap();
+        assert_eq!(
+            (sent.prompt.len(), sent.max_tokens),
+            (prompt_tokens, 512 - prompt_tokens as u32),
+            "{path}"
+        );
     }
-    let body = json!({ "model": "base", "prompt": "a", "max_tokens": 510 });
-    assert_eq!(harness.client.post(TEXT, &body).await.status, 200);
 }
 
 #[tokio::test]
@@ -255,6 +327,8 @@ async fn more_prompts_or_sequences_than_allowed_are_refused() {
         (400, "too_many_sequences"),
         "64 sequences are the limit of this gateway: to try again cannot help"
     );
+    let long = json!({ "model": "base", "prompt": vec!["a".repeat(500); 64], "n": 128 });
+    assert_eq!(harness.client.post(TEXT, &long).await.code(), "too_many_sequences");
 }
 
 #[tokio::test]
@@ -273,7 +347,9 @@ async fn a_body_made_to_hurt_is_refused_before_the_executor_hears_of_it() {
     let biases: serde_json::Map<String, Value> = (0..1025).map(|i| (i.to_string(), json!(1))).collect();
     for (field, value) in [
         ("n", json!(16_384)),
-        ("max_tokens", json!(2_147_483_648_u64)),
+        ("max_tokens", json!(4_294_967_296_u64)),
+        ("max_tokens", json!(6000.5)),
+        ("logit_bias", json!({ "5": 100, "05": 100 })),
         ("max_tokens", json!(-1)),
         ("logit_bias", json!({ "258": 1 })),
         ("logit_bias", Value::Object(biases)),
@@ -299,8 +375,17 @@ async fn a_body_made_to_hurt_is_refused_before_the_executor_hears_of_it() {
 #[tokio::test]
 async fn a_route_or_method_that_does_not_exist_is_a_typed_error() {
     let harness = Harness::start(say("x")).await;
-    let error = harness.client.get("/v1/threads").await;
+    let error = harness.client.get("/v1/chat/completion").await;
     assert_eq!((error.status, error.code().as_str()), (404, "not_found"));
+    let message = error.json()["error"]["message"].as_str().unwrap().to_owned();
+    assert!(message.contains(CHAT) && message.contains("/docs"), "{message}");
+    assert_eq!(message.matches(", ").count(), 4, "five routes: {message}");
+    let long = format!("/{}", "x".repeat(4000));
+    assert_eq!(harness.client.get(&long).await.status, 404);
+    for path in ["/v1/responses/input_tokens", "/v1/responses/compact"] {
+        let error = harness.client.post(path, &json!({})).await;
+        assert_eq!((error.status, error.code().as_str()), (501, "not_supported"), "{path}");
+    }
     let error = harness.client.get(CHAT).await;
     assert_eq!((error.status, error.code().as_str()), (405, "method_not_allowed"));
 }

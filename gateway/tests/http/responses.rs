@@ -208,7 +208,7 @@ async fn what_a_response_cannot_honour_is_refused_by_name() {
             json!({ "text": { "format": { "type": "json_schema", "name": "n", "schema": { "not": {} } } } }),
             "text.format.schema",
         ),
-        (json!({ "max_output_tokens": 100_000 }), "max_output_tokens"),
+        (json!({ "max_output_tokens": 0 }), "max_output_tokens"),
         (json!({ "previous_response_id": "resp_none" }), "previous_response_id"),
         (json!({ "input": "a".repeat(1000) }), "input"),
     ] {

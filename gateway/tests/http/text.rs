@@ -63,7 +63,8 @@ impl ByteText {
 }
 
 impl ByteText {
-    /// One whose model has this chat template, for those who read it: conversations are written as always.
+    /// One whose model has this chat template, for those who read it: conversations are written as always, behind the names of
+    /// tools where it has `{{ tools }}`.
     pub(crate) fn with_template(template: &str) -> Self {
         let mut text = Self::default();
         text.facts.chat_template = Some(template.to_owned());
@@ -104,7 +105,11 @@ impl Text for ByteText {
             let thought = message.reasoning.as_ref().map_or(String::new(), |thought| format!("({thought})"));
             format!("{}:{thought}{}{answers};{}", message.role, message.content, calls.collect::<String>())
         };
-        let lines = messages.iter().map(line);
+        let shows_tools =
+            self.facts.chat_template.as_ref().is_some_and(|template| template.contains("{{ tools }}"));
+        let tools = showing.tools.iter().filter(|_| shows_tools);
+        let tools = tools.map(|tool| format!("tool {};", tool["function"]["name"].as_str().unwrap()));
+        let lines = tools.chain(messages.iter().map(line));
         let mut rendered: String = lines.chain(["assistant:".to_owned()]).collect();
         if showing.prompt == GenerationPrompt::Continue {
             rendered.truncate(rendered.len() - ";assistant:".len());

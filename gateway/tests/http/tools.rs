@@ -28,8 +28,8 @@ fn weather() -> Value {
 }
 
 fn asked(more: &Value) -> Value {
-    let mut body =
-        json!({ "model": "base", "messages": [{ "role": "user", "content": "a" }], "tools": [weather()] });
+    let now = json!({ "type": "function", "function": { "name": "now" } });
+    let mut body = json!({ "model": "base", "messages": [{ "role": "user", "content": "a" }], "tools": [weather(), now] });
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     body
 }
@@ -161,8 +161,12 @@ async fn results_of_tools_are_part_of_a_conversation() {
         (json!({ "role": "assistant", "tool_calls": [{ "id": "1" }] }), "messages[0].tool_calls[0].function"),
         (json!({ "role": "user", "content": "a", "tool_calls": [call] }), "messages[0].tool_calls"),
         (
-            json!({ "role": "assistant", "tool_calls": [{ "id": "1", "function": { "name": "f", "arguments": "{" } }] }),
+            json!({ "role": "assistant", "tool_calls": [{ "id": "1", "function": { "name": "f", "arguments": {} } }] }),
             "messages[0].tool_calls[0].function.arguments",
+        ),
+        (
+            json!({ "role": "assistant", "tool_calls": [{ "id": "1", "type": "mcp" }] }),
+            "messages[0].tool_calls[0].type",
         ),
     ] {
         let answer = harness.client.post(CHAT, &asked(&json!({ "messages": [message] }))).await;

@@ -100,7 +100,6 @@ fn hostile_bodies() -> Vec<(&'static str, Vec<u8>, u16, &'static str)> {
         ("a lone surrogate", br#"{"model":"base","prompt":"\ud800"}"#.to_vec(), 400, "invalid_json"),
         ("no text", vec![0xff; 100], 400, "invalid_json"),
         ("n of 16,384", body("n", json!(16_384)), 400, "invalid_value"),
-        ("max_tokens of 2^31", body("max_tokens", json!(1u64 << 31)), 400, "context_length_exceeded"),
         ("max_tokens of 2^32", body("max_tokens", json!(1u64 << 32)), 400, "invalid_value"),
         ("a token beyond the vocabulary", body("prompt", json!([49_152])), 400, "invalid_value"),
         ("a token of 2^32", body("prompt", json!([1u64 << 32])), 400, "invalid_value"),

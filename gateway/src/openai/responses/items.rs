@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::super::{
     fields::{Fields, wrong},
-    messages::{MAX_MESSAGES, function_call},
+    messages::{INERT, MAX_MESSAGES, arguments_of, custom_arguments, function_call},
 };
 use crate::{
     errors::ApiError,
@@ -74,56 +74,69 @@ fn at(index: usize, value: Value) -> Result<Item, ApiError> {
 
 fn item(mut fields: Fields) -> Result<Item, ApiError> {
     let kind = fields.text("type")?.unwrap_or_else(|| "message".to_owned());
-    let id = fields.text("id")?;
-    let status = fields.text("status")?.unwrap_or_else(|| "completed".to_owned());
-    let id_or = |of: &str| id.clone().unwrap_or_else(|| new_id(of));
-    let (value, said) = match kind.as_str() {
-        "message" => {
-            let (role, part, shown) = role(&fields.required_text("role")?)?;
-            let text = text(fields.take("content"), "content")?;
-            let value = json!({
-                "id": id_or("msg"), "type": kind, "role": shown, "status": status, "content": [part_of(part, &text)],
-            });
-            (value, Said::Message { role, text })
-        }
-        "function_call" => {
-            let (call_id, name) = (fields.required_text("call_id")?, fields.required_text("name")?);
-            let arguments = fields.text("arguments")?.unwrap_or_default();
-            let call = function_call(&call_id, &name, &arguments)?;
-            let value = json!({
-                "id": id_or("fc"), "type": kind, "call_id": call_id, "name": name, "arguments": arguments,
-                "status": status,
-            });
-            (value, Said::Call { call_id, name, call })
-        }
-        "function_call_output" => {
-            let call_id = fields.required_text("call_id")?;
-            let text = text(fields.take("output"), "output")?;
-            let value = json!({
-                "id": id_or("fco"), "type": kind, "call_id": call_id, "output": text, "status": status,
-            });
-            (value, Said::Output { call_id, text })
-        }
-        "reasoning" => {
-            let (content, summary) = (fields.array("content")?, fields.array("summary")?);
-            // What others keep secret.
-            fields.text("encrypted_content")?;
-            let parts = |parts: Option<Vec<Value>>, field| text(parts.map(Value::Array), field);
-            let told = if content.is_some() { parts(content, "content") } else { parts(summary, "summary") }?;
-            let value = json!({
-                "id": id_or("rs"), "type": kind, "summary": [], "status": status, "content": [part_of(THOUGHT, &told)],
-            });
-            (value, Said::Thought { text: told })
-        }
+    let read: fn(&mut Fields) -> Result<(&'static str, Value, Said), ApiError> = match kind.as_str() {
+        "message" => message,
+        "function_call" => function_call_item,
+        "custom_tool_call" => custom_call,
+        "function_call_output" | "custom_tool_call_output" => output,
+        "reasoning" => reasoning,
         other => {
             let message = format!(
-                "items of the type '{other}' are not supported; use message, reasoning, function_call and function_call_output"
+                "items of the type '{other}' are not supported; use message, reasoning, function_call, function_call_output, \
+                 custom_tool_call and custom_tool_call_output"
             );
             return Err(ApiError::bad_request("unsupported_parameter", message).of("type"));
         }
     };
+    let id = fields.text("id")?;
+    let status = fields.text("status")?.unwrap_or_else(|| "completed".to_owned());
+    fields.inert(&INERT);
+    let (of, mut value, said) = read(&mut fields)?;
     fields.finish()?;
+    value["id"] = id.unwrap_or_else(|| new_id(of)).into();
+    (value["type"], value["status"]) = (kind.into(), status.into());
     Ok(Item { value, said })
+}
+
+fn message(fields: &mut Fields) -> Result<(&'static str, Value, Said), ApiError> {
+    let (role, part, shown) = role(&fields.required_text("role")?)?;
+    let text = text(fields.take("content"), "content")?;
+    let value = json!({ "role": shown, "content": [part_of(part, &text)] });
+    Ok(("msg", value, Said::Message { role, text }))
+}
+
+fn function_call_item(fields: &mut Fields) -> Result<(&'static str, Value, Said), ApiError> {
+    let (call_id, name) = (fields.required_text("call_id")?, fields.required_text("name")?);
+    let arguments = fields.text("arguments")?.unwrap_or_default();
+    let call = function_call(&call_id, &name, arguments_of(&arguments));
+    let value = json!({ "call_id": call_id, "name": name, "arguments": arguments });
+    Ok(("fc", value, Said::Call { call_id, name, call }))
+}
+
+fn custom_call(fields: &mut Fields) -> Result<(&'static str, Value, Said), ApiError> {
+    let (call_id, name) = (fields.required_text("call_id")?, fields.required_text("name")?);
+    let input = fields.text("input")?.unwrap_or_default();
+    let call = function_call(&call_id, &name, custom_arguments(&input));
+    let value = json!({ "call_id": call_id, "name": name, "input": input });
+    Ok(("ctc", value, Said::Call { call_id, name, call }))
+}
+
+/// What came of a call of either kind.
+fn output(fields: &mut Fields) -> Result<(&'static str, Value, Said), ApiError> {
+    let call_id = fields.required_text("call_id")?;
+    let text = text(fields.take("output"), "output")?;
+    let value = json!({ "call_id": call_id, "output": text });
+    Ok(("fco", value, Said::Output { call_id, text }))
+}
+
+fn reasoning(fields: &mut Fields) -> Result<(&'static str, Value, Said), ApiError> {
+    let (content, summary) = (fields.array("content")?, fields.array("summary")?);
+    // What others keep secret.
+    fields.text("encrypted_content")?;
+    let parts = |parts: Option<Vec<Value>>, field| text(parts.map(Value::Array), field);
+    let text = if content.is_some() { parts(content, "content") } else { parts(summary, "summary") }?;
+    let value = json!({ "summary": [], "content": [part_of(THOUGHT, &text)] });
+    Ok(("rs", value, Said::Thought { text }))
 }
 
 /// A part of a message's content, as it is told.
@@ -169,6 +182,7 @@ fn text_part(part: Value, field: &str) -> Result<String, ApiError> {
         return Err(ApiError::bad_request("unsupported_parameter", message));
     }
     let text = fields.text("text")?;
+    fields.inert(&["cache_control"]);
     // What an answer had beside its text.
     fields.array("annotations")?;
     fields.array("logprobs")?;
@@ -258,10 +272,7 @@ mod tests {
             (json!([{ "type": "item_reference", "id": "x" }]), "input[0].type"),
             (json!([{ "role": "robot", "content": "a" }]), "input[0].role"),
             (json!([{ "role": "user", "content": [{ "type": "input_image" }] }]), "input[0].content"),
-            (
-                json!([{ "type": "function_call", "call_id": "1", "name": "f", "arguments": "{" }]),
-                "input[0].arguments",
-            ),
+            (json!([{ "type": "function_call", "call_id": "1", "arguments": "{}" }]), "input[0].name"),
             (json!([{ "role": "user", "content": "a", "x": 1 }]), "input[0].x"),
         ] {
             let error = format!("{:?}", read(Some(input.clone())).unwrap_err());

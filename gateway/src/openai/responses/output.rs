@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{
-    super::tools::CallPart,
+    super::tools::{CallPart, found::CallKind},
     items::{THOUGHT, new_id, part_of},
 };
 
@@ -16,6 +16,7 @@ enum Open {
     Thought { id: String, text: String },
     Message { id: String, text: String, logprobs: Vec<Value> },
     Call { id: String, call_id: String, name: String, arguments: String },
+    Custom { id: String, call_id: String, name: String, input: String },
 }
 
 impl Open {
@@ -34,6 +35,9 @@ impl Open {
             Self::Call { id, call_id, name, arguments } => json!({
                 "id": id, "type": "function_call", "call_id": call_id, "name": name, "arguments": arguments,
                 "status": status,
+            }),
+            Self::Custom { id, call_id, name, input } => json!({
+                "id": id, "type": "custom_tool_call", "call_id": call_id, "name": name, "input": input, "status": status,
             }),
         }
     }
@@ -92,20 +96,34 @@ impl Output {
         logprobs.extend(scores);
     }
 
+    /// Whether the item that is being made is a call.
+    pub(super) fn is_in_a_call(&self) -> bool {
+        matches!(self.open, Some(Open::Call { .. } | Open::Custom { .. }))
+    }
+
     /// Goes on with a call.
-    pub(super) fn call(&mut self, part: CallPart, tell: &mut Tell<'_>) {
-        if let Some((call_id, name)) = part.begun {
+    pub(super) fn call(&mut self, part: &CallPart, tell: &mut Tell<'_>) {
+        if let Some((call_id, name)) = part.begun.clone() {
             self.close("completed", tell);
-            self.open(Open::Call { id: new_id("fc"), call_id, name, arguments: String::new() }, tell);
+            let open = match part.kind {
+                CallKind::Function => {
+                    Open::Call { id: new_id("fc"), call_id, name, arguments: String::new() }
+                }
+                CallKind::Custom => Open::Custom { id: new_id("ctc"), call_id, name, input: String::new() },
+            };
+            self.open(open, tell);
         }
         let at = self.items.len();
-        let Some(Open::Call { id, arguments, .. }) = &mut self.open else { return };
-        arguments.push_str(&part.arguments);
+        let (event, id, all) = match &mut self.open {
+            Some(Open::Call { id, arguments, .. }) => {
+                ("response.function_call_arguments.delta", id, arguments)
+            }
+            Some(Open::Custom { id, input, .. }) => ("response.custom_tool_call_input.delta", id, input),
+            _ => return,
+        };
+        all.push_str(&part.arguments);
         if !part.arguments.is_empty() {
-            tell(
-                "response.function_call_arguments.delta",
-                json!({ "item_id": id, "output_index": at, "delta": part.arguments }),
-            );
+            tell(event, json!({ "item_id": id, "output_index": at, "delta": part.arguments }));
         }
     }
 
@@ -123,7 +141,7 @@ impl Output {
         let first = match &open {
             Open::Thought { id, .. } => Some((id, part_of(THOUGHT, ""))),
             Open::Message { id, .. } => Some((id, part("", &[]))),
-            Open::Call { .. } => None,
+            Open::Call { .. } | Open::Custom { .. } => None,
         };
         if let Some((id, part)) = first {
             tell(
@@ -158,6 +176,10 @@ impl Output {
             Open::Call { id, name, arguments, .. } => tell(
                 "response.function_call_arguments.done",
                 json!({ "item_id": id, "output_index": at, "name": name, "arguments": arguments }),
+            ),
+            Open::Custom { id, input, .. } => tell(
+                "response.custom_tool_call_input.done",
+                json!({ "item_id": id, "output_index": at, "input": input }),
             ),
         }
         let item = open.item(status);

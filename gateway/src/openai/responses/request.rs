@@ -2,18 +2,17 @@
 
 use serde::Serialize;
 use serde_json::{Map, Value, json};
-use shmproto::message::Provisional;
 
 use super::{
     super::{
         conversation::Conversation,
-        delivery::{Delivery, StreamOptions, StreamUsage},
+        delivery,
         fields::{Fields, wrong},
         params::{self, Limits, MAX_LOGPROBS, Params},
         reasoning::effort::{self, Effort},
         structured::{self, Structure},
         target::Wanted,
-        tools::asked::{self, FLAT, Tools},
+        tools::asked::{self, Dialect, Tools},
     },
     items::{self, Item},
 };
@@ -84,15 +83,14 @@ impl Body {
         let (structure, text) = text(&mut fields)?;
         let (effort, reasoning) = reasoning(&mut fields)?;
         let max_tokens = fields.count("max_output_tokens", 1..=u32::MAX)?;
-        let delivery = delivery(&mut fields)?;
-        let options =
-            params::Asked { max_tokens, max_tokens_field: "max_output_tokens", delivery, structure };
+        let delivery = delivery::read_response(&mut fields)?;
+        let options = params::Asked { max_tokens, delivery, structure };
         let params = params::read_beside(options, &mut fields, limits)?;
         let logprobs = logprobs(&mut fields)?;
         let tool_choice = fields.peek("tool_choice").cloned().unwrap_or_else(|| json!("auto"));
         let shown = fields.peek("tools").cloned().unwrap_or_else(|| json!([]));
         let parallel_tool_calls = fields.peek("parallel_tool_calls").and_then(Value::as_bool).unwrap_or(true);
-        let tools = asked::read_as(FLAT, &mut fields)?;
+        let tools = asked::read_as(Dialect::Flat, &mut fields)?;
         let items = items::read(fields.take("input"))?;
         let asked = Asked {
             instructions: fields.text("instructions")?,
@@ -188,20 +186,6 @@ fn reasoning(fields: &mut Fields) -> Result<(Option<Effort>, Value), ApiError> {
     }
     inside.finish().map_err(within)?;
     Ok((effort, json!({ "effort": asked, "summary": summary })))
-}
-
-fn delivery(fields: &mut Fields) -> Result<Delivery, ApiError> {
-    let stream = fields.flag("stream", false)?;
-    if let Some(options) = fields.take("stream_options") {
-        let within = |error: ApiError| error.within("stream_options");
-        let mut options = Fields::of(options, "stream_options")?;
-        if options.flag("include_obfuscation", false).map_err(within)? {
-            return Err(ApiError::unsupported("stream_options.include_obfuscation"));
-        }
-        options.finish().map_err(within)?;
-    }
-    let options = StreamOptions { usage: StreamUsage::Never, provisional: Provisional::Unwanted };
-    Ok(if stream { Delivery::Stream(options) } else { Delivery::Whole })
 }
 
 fn logprobs(fields: &mut Fields) -> Result<Option<u32>, ApiError> {

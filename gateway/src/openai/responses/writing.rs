@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use super::{
     super::{
         answer::{Answer, Step},
+        choice::Part,
         frames::{EVENT_STREAM, Shape},
         logprobs,
     },
@@ -45,7 +46,7 @@ impl Writing {
     /// Takes a step.
     pub(super) fn take(&mut self, answer: &Answer, step: Step, tell: &mut Tell<'_>) {
         let piece = step.piece;
-        let scores = if answer.job.logprobs.is_some() {
+        let mut scores: Vec<Value> = if answer.job.logprobs.is_some() {
             let told = logprobs::chat(answer.job.text(), answer.job.params.token_names, &piece.scored);
             told.content.iter().map(|token| json!(token)).collect()
         } else {
@@ -54,12 +55,15 @@ impl Writing {
         if !piece.thought.is_empty() {
             self.output.thought(&piece.thought, tell);
         }
-        // Only text has scores here.
-        if !piece.text.is_empty() || !(scores.is_empty() || piece.thinks) {
-            self.output.text(&piece.text, scores, tell);
+        for part in piece.parts() {
+            match part {
+                Part::Text(text) => self.output.text(text, std::mem::take(&mut scores), tell),
+                Part::Call(call) => self.output.call(call, tell),
+            }
         }
-        for part in piece.calls {
-            self.output.call(part, tell);
+        // Only text has scores here.
+        if !(scores.is_empty() || piece.thinks || self.output.is_in_a_call()) {
+            self.output.text("", scores, tell);
         }
         self.finish = piece.finish.unwrap_or(self.finish);
     }

@@ -3,14 +3,19 @@
 use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
+use text::grammar::Grammar;
 
 use super::super::fields::{Fields, wrong};
 use crate::errors::ApiError;
 
 /// Most tools of a request.
 const MAX_TOOLS: usize = 128;
-/// Longest name of a function.
+/// Longest name of a tool.
 const MAX_NAME_CHARS: usize = 64;
+/// Most custom tools with a grammar of their own: each is compiled by itself, so that what is wrong with it is said of it.
+const MAX_GRAMMARS: usize = 8;
+/// The parameter of the function that a chat template is shown in place of a custom tool.
+pub const INPUT: &str = "input";
 
 /// Whether calls keep to their function's schema where nothing else makes them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,7 +26,7 @@ pub enum Strictness {
     Free,
 }
 
-/// A function that may be called.
+/// A tool that may be called.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tool {
     /// Its name.
@@ -30,8 +35,24 @@ pub struct Tool {
     pub parameters: Value,
     /// Whether they always do.
     pub strictness: Strictness,
+    /// What a custom tool takes in place of arguments: a text.
+    pub input: Option<Input>,
     /// All of it, as the chat template is to show it.
     pub definition: Value,
+}
+
+/// What the input of a custom tool looks like.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Input {
+    /// Any text.
+    Text,
+    /// What a grammar or an expression allows.
+    Grammar {
+        /// The field that says it.
+        field: String,
+        /// What it says.
+        grammar: Grammar,
+    },
 }
 
 /// Whether tools are called.
@@ -66,6 +87,12 @@ pub struct Tools {
 }
 
 impl Tools {
+    /// Whether a call may have to keep to something, even if none is required.
+    #[must_use]
+    pub fn are_formed(&self) -> bool {
+        self.list.iter().any(|tool| tool.strictness == Strictness::Strict || tool.input.is_some())
+    }
+
     /// Those that may be called.
     pub fn callable(&self) -> impl Iterator<Item = &Tool> {
         let is_meant = |tool: &&Tool| match &self.choice {
@@ -77,20 +104,19 @@ impl Tools {
 }
 
 /// How a route writes a tool, and the choice of one.
-#[derive(Debug, Clone, Copy)]
-pub struct Dialect {
-    tool: fn(Fields) -> Result<Tool, ApiError>,
-    chosen: fn(Fields) -> Result<String, ApiError>,
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Dialect {
+    /// As chat has it: a tool in a field that is called as its type.
+    Nested,
+    /// As Ollama has it: the same, and functions alone.
+    Functions,
+    /// As the Responses API has it: all in one.
+    Flat,
 }
-
-/// As chat has it: a function in a field of its own.
-const NESTED: Dialect = Dialect { tool: nested_tool, chosen: nested_choice };
-/// As the Responses API has it: all in one.
-pub const FLAT: Dialect = Dialect { tool: flat_tool, chosen: flat_choice };
 
 /// Reads the fields about tools, as chat has them; `None` if none are to be called.
 pub fn read(fields: &mut Fields) -> Result<Option<Tools>, ApiError> {
-    read_as(NESTED, fields)
+    read_as(Dialect::Nested, fields)
 }
 
 /// Reads the fields about tools; `None` if none are to be called.
@@ -106,7 +132,12 @@ pub fn read_as(dialect: Dialect, fields: &mut Fields) -> Result<Option<Tools>, A
         .collect::<Result<_, _>>()?;
     let mut names = BTreeSet::new();
     if let Some(twice) = list.iter().find(|tool| !names.insert(tool.name.as_str())) {
-        let message = format!("two functions are called '{}'; give each a name of its own", twice.name);
+        let message = format!("two tools are called '{}'; give each a name of its own", twice.name);
+        return Err(ApiError::invalid("tools", message));
+    }
+    let grammars = list.iter().filter(|tool| matches!(tool.input, Some(Input::Grammar { .. }))).count();
+    if grammars > MAX_GRAMMARS {
+        let message = format!("'tools' may hold at most {MAX_GRAMMARS} custom tools with a grammar");
         return Err(ApiError::invalid("tools", message));
     }
     let choice = fields.take("tool_choice").map(|value| choice(dialect, &value, &list)).transpose()?;
@@ -125,10 +156,11 @@ fn choice(dialect: Dialect, value: &Value, list: &[Tool]) -> Result<Option<Choic
         Value::String(word) if word == "required" => Choice::Required,
         Value::Object(_) => {
             let fields = Fields::of(value.clone(), "tool_choice")?;
-            Choice::Named((dialect.chosen)(fields).map_err(|error| error.within("tool_choice"))?)
+            let name = in_dialect(dialect, fields, |_, fields| only_name(fields));
+            Choice::Named(name.map_err(|error| error.within("tool_choice"))?)
         }
         other => {
-            return Err(wrong("tool_choice", "\"none\", \"auto\", \"required\" or a function", other));
+            return Err(wrong("tool_choice", "\"none\", \"auto\", \"required\" or a tool", other));
         }
     };
     let is_there = match &choice {
@@ -143,65 +175,81 @@ fn choice(dialect: Dialect, value: &Value, list: &[Tool]) -> Result<Option<Choic
     Ok(Some(choice))
 }
 
-fn nested_choice(mut fields: Fields) -> Result<String, ApiError> {
-    is_function(&mut fields)?;
-    let function = fields.take("function");
-    fields.finish()?;
-    let function =
-        function.ok_or_else(|| ApiError::missing("function", "a choice of a function needs 'function'"))?;
-    let within = |error: ApiError| error.within("function");
-    let fields = Fields::of(function, "function")?;
-    only_name(fields).map_err(within)
-}
-
-fn flat_choice(mut fields: Fields) -> Result<String, ApiError> {
-    is_function(&mut fields)?;
-    only_name(fields)
-}
-
 fn only_name(mut fields: Fields) -> Result<String, ApiError> {
     let name = fields.required_text("name")?;
     fields.finish()?;
     Ok(name)
 }
 
-fn is_function(fields: &mut Fields) -> Result<(), ApiError> {
-    let kind = fields.required_text("type")?;
-    if kind == "function" {
-        return Ok(());
+/// Types of tools.
+#[derive(Debug, Clone, Copy)]
+enum Kind {
+    Function,
+    Custom,
+}
+
+/// What `read` makes of the fields of a tool, or of a choice of one, wherever `dialect` puts them.
+fn in_dialect<T>(
+    dialect: Dialect,
+    mut fields: Fields,
+    read: impl Fn(Kind, Fields) -> Result<T, ApiError>,
+) -> Result<T, ApiError> {
+    let name = fields.required_text("type")?;
+    let kind = match name.as_str() {
+        "function" => Kind::Function,
+        "custom" if dialect != Dialect::Functions => Kind::Custom,
+        _ => return Err(unknown_kind(dialect, &name, &fields)),
+    };
+    // Where other servers are to begin to keep what they computed.
+    fields.inert(&["cache_control"]);
+    if dialect == Dialect::Flat {
+        return read(kind, fields);
     }
-    let message = format!("the type '{kind}' is not supported; only 'function' is");
-    Err(ApiError::bad_request("unsupported_parameter", message).of("type"))
+    let inside = fields.take(&name);
+    fields.finish()?;
+    let inside = inside
+        .ok_or_else(|| ApiError::missing(&name, format!("a tool of the type '{name}' needs '{name}'")))?;
+    let inside = Fields::of(inside, &name)?;
+    read(kind, inside).map_err(|error| error.within(&name))
+}
+
+fn unknown_kind(dialect: Dialect, kind: &str, fields: &Fields) -> ApiError {
+    let name =
+        fields.peek("name").and_then(Value::as_str).map_or_else(String::new, |name| format!(" '{name}'"));
+    let known = if dialect == Dialect::Functions { "'function'" } else { "'function' and 'custom'" };
+    let message = format!(
+        "the tool{name} is of the type '{kind}', which is not supported; use {known}, and leave other tools out"
+    );
+    ApiError::bad_request("unsupported_parameter", message).of("type")
 }
 
 fn tool(dialect: Dialect, index: usize, item: Value) -> Result<Tool, ApiError> {
     let at = format!("tools[{index}]");
     let fields = Fields::of(item, &at)?;
-    (dialect.tool)(fields).map_err(|error| error.within(&at))
+    let read = |kind, fields| match kind {
+        Kind::Function => function(fields),
+        Kind::Custom => custom(fields),
+    };
+    let mut tool = in_dialect(dialect, fields, read).map_err(|error| error.within(&at))?;
+    if let Some(Input::Grammar { field, .. }) = &mut tool.input {
+        let inside = if dialect == Dialect::Flat { "" } else { "custom." };
+        *field = format!("{at}.{inside}{field}");
+    }
+    Ok(tool)
 }
 
-fn nested_tool(mut fields: Fields) -> Result<Tool, ApiError> {
-    is_function(&mut fields)?;
-    let function = fields.take("function");
-    fields.finish()?;
-    let function = function.ok_or_else(|| ApiError::missing("function", "a tool needs 'function'"))?;
-    let fields = Fields::of(function, "function")?;
-    self::function(fields).map_err(|error| error.within("function"))
-}
-
-fn flat_tool(mut fields: Fields) -> Result<Tool, ApiError> {
-    is_function(&mut fields)?;
-    function(fields)
-}
-
-fn function(mut fields: Fields) -> Result<Tool, ApiError> {
+fn name(fields: &mut Fields) -> Result<String, ApiError> {
     let name = fields.required_text("name")?;
     let is_good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
     if name.len() > MAX_NAME_CHARS || !name.chars().all(is_good) {
         let expected = format!("1 to {MAX_NAME_CHARS} of the characters A-Z a-z 0-9 _ - .");
         return Err(wrong("name", &expected, &Value::from(name)));
     }
-    let description = fields.text("description")?;
+    Ok(name)
+}
+
+fn function(mut fields: Fields) -> Result<Tool, ApiError> {
+    let (name, description) = (name(&mut fields)?, fields.text("description")?);
     let parameters = match fields.take("parameters") {
         // OpenAI: a function without parameters has none.
         None => json!({ "type": "object", "properties": {}, "additionalProperties": false }),
@@ -209,68 +257,78 @@ fn function(mut fields: Fields) -> Result<Tool, ApiError> {
         Some(other) => return Err(wrong("parameters", "a JSON schema: an object", &other)),
     };
     let strictness = if fields.flag("strict", false)? { Strictness::Strict } else { Strictness::Free };
+    // What transformers derives from the type of a Python function; no caller of a tool is held to it.
+    fields.inert(&["return"]);
     fields.finish()?;
+    let definition = definition(&name, description.as_deref(), &parameters);
+    Ok(Tool { name, parameters, strictness, input: None, definition })
+}
+
+/// As chat templates take it.
+fn definition(name: &str, description: Option<&str>, parameters: &Value) -> Value {
     let mut shown = json!({ "name": name });
     if let Some(description) = description {
         shown["description"] = description.into();
     }
     shown["parameters"] = parameters.clone();
-    let definition = json!({ "type": "function", "function": shown });
-    Ok(Tool { name, parameters, strictness, definition })
+    json!({ "type": "function", "function": shown })
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn read_of(body: &Value) -> Result<Option<Tools>, ApiError> {
-        let mut fields = Fields::parse(body.to_string().as_bytes())?;
-        let tools = read(&mut fields)?;
-        fields.finish()?;
-        Ok(tools)
+/// A tool that takes a text. Templates know functions alone, and are shown one whose only parameter is that text.
+fn custom(mut fields: Fields) -> Result<Tool, ApiError> {
+    let (name, description) = (name(&mut fields)?, fields.text("description")?);
+    let format = fields.take("format");
+    fields.finish()?;
+    let input =
+        format.map_or(Ok(Input::Text), |format| input(format).map_err(|error| error.within("format")))?;
+    let mut text = json!({ "type": "string" });
+    match &input {
+        Input::Grammar { grammar: Grammar::Lark(source), .. } => {
+            text["description"] = format!("A text of this grammar, in Lark:\n{source}").into();
+        }
+        Input::Grammar { grammar: Grammar::Regex(source), .. } => {
+            text["description"] = format!("A text that this expression matches: {source}").into();
+        }
+        _ => {}
     }
+    let parameters = json!({ "type": "object", "properties": { INPUT: text }, "required": [INPUT] });
+    let definition = definition(&name, description.as_deref(), &parameters);
+    Ok(Tool { name, parameters, strictness: Strictness::Free, input: Some(input), definition })
+}
 
-    fn weather() -> Value {
-        json!({ "type": "function", "function": { "name": "weather", "parameters": { "type": "object" }, "strict": true } })
-    }
-
-    #[test]
-    fn tools_are_read_with_how_they_are_to_be_called() {
-        assert_eq!(read_of(&json!({})).unwrap(), None);
-        assert_eq!(read_of(&json!({ "tools": [weather()], "tool_choice": "none" })).unwrap(), None);
-        let tools = read_of(&json!({ "tools": [weather()], "parallel_tool_calls": false })).unwrap().unwrap();
-        assert_eq!((tools.choice, tools.calls), (Choice::Auto, Calls::One));
-        assert_eq!((tools.list[0].name.as_str(), tools.list[0].strictness), ("weather", Strictness::Strict));
-        assert_eq!(tools.list[0].definition["function"].get("strict"), None, "no template knows of it");
-        let named = json!({ "type": "function", "function": { "name": "weather" } });
-        let tools = read_of(&json!({ "tools": [weather()], "tool_choice": named })).unwrap().unwrap();
-        assert_eq!(tools.choice, Choice::Named("weather".to_owned()));
-    }
-
-    #[test]
-    fn what_is_not_honoured_is_refused_by_name() {
-        for (body, name) in [
-            (json!({ "tools": [{ "type": "web_search" }] }), "tools[0].type"),
-            (json!({ "tools": [{ "type": "function" }] }), "tools[0].function"),
-            (
-                json!({ "tools": [{ "type": "function", "function": { "name": "a b" } }] }),
-                "tools[0].function.name",
-            ),
-            (
-                json!({ "tools": [{ "type": "function", "function": { "name": "a", "x": 1 } }] }),
-                "tools[0].function.x",
-            ),
-            (json!({ "tools": [weather(), weather()] }), "tools"),
-            (json!({ "tool_choice": "required" }), "tool_choice"),
-            (json!({ "tools": [weather()], "tool_choice": "always" }), "tool_choice"),
-            (json!({ "tools": [weather()], "tool_choice": { "type": "allowed_tools" } }), "tool_choice.type"),
-            (
-                json!({ "tools": [weather()], "tool_choice": { "type": "function", "function": { "name": "w" } } }),
-                "tool_choice",
-            ),
-        ] {
-            let error = format!("{:?}", read_of(&body).unwrap_err());
-            assert!(error.contains(&format!("param: Some(\"{name}\")")), "{body}: {error}");
+/// Reads the format of a custom tool: its grammar stands beside the type, or in a field of its own as chat has it.
+fn input(format: Value) -> Result<Input, ApiError> {
+    let mut fields = Fields::of(format, "format")?;
+    match fields.required_text("type")?.as_str() {
+        "text" => fields.finish().map(|()| Input::Text),
+        "grammar" => match fields.take("grammar") {
+            None => grammar(fields, "format"),
+            Some(inside) => {
+                fields.finish()?;
+                grammar(Fields::of(inside, "grammar")?, "format.grammar")
+                    .map_err(|error| error.within("grammar"))
+            }
+        },
+        other => {
+            let message = format!("the format '{other}' is not supported; use text or grammar");
+            Err(ApiError::bad_request("unsupported_parameter", message).of("type"))
         }
     }
 }
+
+fn grammar(mut fields: Fields, at: &str) -> Result<Input, ApiError> {
+    let (syntax, definition) = (fields.required_text("syntax")?, fields.required_text("definition")?);
+    fields.finish()?;
+    let grammar = match syntax.as_str() {
+        "lark" => Grammar::Lark(definition),
+        "regex" => Grammar::Regex(definition),
+        other => {
+            let message = format!("'syntax' must be lark or regex, not '{other}'");
+            return Err(ApiError::invalid("syntax", message));
+        }
+    };
+    Ok(Input::Grammar { field: format!("{at}.definition"), grammar })
+}
+
+#[cfg(test)]
+mod tests;

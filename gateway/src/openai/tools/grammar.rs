@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use text::grammar::{Grammar, GrammarError, lark_json, lark_string};
 
 use super::{
-    asked::{Calls, Choice, Strictness, Tool, Tools},
+    asked::{Calls, Choice, INPUT, Input, Strictness, Tool, Tools},
     format::Format,
 };
 
@@ -59,30 +59,42 @@ pub fn of(
     announcement: Option<u32>,
     answer: Option<&Grammar>,
 ) -> Result<Option<Grammar>, CallsError> {
-    let is_strict = tools.list.iter().any(|tool| tool.strictness == Strictness::Strict);
-    let is_free = tools.choice == Choice::Auto && !is_strict && answer.is_none();
+    let is_free = tools.choice == Choice::Auto && !tools.are_formed() && answer.is_none();
     if is_free {
         return Ok(None);
     }
     let announcement = Announcement::of(format, announcement);
     let mut rules = Rules { format, source: String::new() };
+    let ways = rules.ways(tools, &announcement.source)?;
     let start = match (&tools.choice, answer) {
-        (Choice::Auto, None) => rules.text_or_calls(&announcement, tools.calls),
+        (Choice::Auto, None) => rules.text_or_calls(&announcement, tools.calls, ways),
         (Choice::Auto, Some(Grammar::Json(schema))) => {
             rules.add("answer", &lark_json(schema)?);
-            "answer | calls".to_owned()
+            format!("answer | {}", ways.any())
         }
         (Choice::Auto, Some(_)) => return Err(CallsError::Beside),
-        (Choice::Required | Choice::Named(_), _) => "calls".to_owned(),
+        (Choice::Required | Choice::Named(_), _) => ways.any(),
     };
     rules.add("start", &start);
-    rules.add("calls", &calls(format, &announcement.source, tools.calls));
-    let names: Vec<String> = tools.callable().enumerate().map(|(index, _)| format!("call_{index}")).collect();
-    rules.add("call", &names.join(" | "));
-    for (index, tool) in tools.callable().enumerate() {
-        rules.call(index, tool, &tools.choice)?;
-    }
     Ok(Some(Grammar::Lark(rules.source)))
+}
+
+/// Which calls an answer may have. The input of a custom tool goes to the answer's end, since any text may be in it: such a call is
+/// the last one.
+#[derive(Debug, Clone, Copy)]
+struct Ways {
+    /// The rule `calls`: calls of functions.
+    functions: bool,
+    /// The rule `last`: a call of a custom tool, perhaps behind calls of functions.
+    custom: bool,
+}
+
+impl Ways {
+    /// The rules as alternatives.
+    fn any(self) -> String {
+        let rules = [("calls", self.functions), ("last", self.custom)];
+        rules.iter().filter(|(_, is_there)| *is_there).map(|(rule, _)| *rule).collect::<Vec<_>>().join(" | ")
+    }
 }
 
 /// What announces calls, in Lark.
@@ -113,18 +125,49 @@ fn calls(format: Format, announcement: &str, calls: Calls) -> String {
     }
 }
 
+/// All calls of an answer that ends with one of a custom tool, an `input_call`.
+fn last(format: Format, announcement: &str, (calls, functions): (Calls, bool)) -> String {
+    let many = functions && calls == Calls::Many;
+    if !matches!(format, Format::Hermes | Format::Qwen3Coder) {
+        return format!("{announcement} {}", behind_last_announcement(format, many));
+    }
+    let one = format!("{announcement} {}", behind_announcement(format, calls));
+    let before = if many { format!("({one} \"\\n\")* ") } else { String::new() };
+    format!("{before}{announcement} {}", behind_last_announcement(format, many))
+}
+
+/// What stands behind the announcement of a call of a custom tool; in a list perhaps `many` calls of functions, and that call.
+fn behind_last_announcement(format: Format, many: bool) -> String {
+    let (open, between, _) = match brackets(format) {
+        None => return "\"\\n\" input_call".to_owned(),
+        Some(brackets) => brackets,
+    };
+    let before = if many { format!("(call {})* ", lark_string(between)) } else { String::new() };
+    format!("{} {before}input_call", bracket(open))
+}
+
+/// What stands before, between and behind the calls of a list; `None`: each call is announced by itself.
+fn brackets(format: Format) -> Option<(&'static str, &'static str, &'static str)> {
+    match format {
+        Format::Hermes | Format::Qwen3Coder => None,
+        Format::Llama3 => Some(("", "; ", "")),
+        Format::Mistral | Format::Granite | Format::Pythonic => Some(("[", ", ", "]")),
+    }
+}
+
+fn bracket(text: &str) -> String {
+    if text.is_empty() { String::new() } else { lark_string(text) }
+}
+
 /// What stands behind an announcement: one call, or all of them.
 fn behind_announcement(format: Format, calls: Calls) -> String {
-    let (open, between, close) = match format {
-        Format::Hermes | Format::Qwen3Coder => return "\"\\n\" call \"\\n</tool_call>\"".to_owned(),
-        Format::Llama3 => ("", "; ", ""),
-        Format::Mistral | Format::Granite | Format::Pythonic => ("[", ", ", "]"),
+    let Some((open, between, close)) = brackets(format) else {
+        return "\"\\n\" call \"\\n</tool_call>\"".to_owned();
     };
     let more = match calls {
         Calls::One => String::new(),
         Calls::Many => format!("({} call)*", lark_string(between)),
     };
-    let bracket = |text: &str| if text.is_empty() { String::new() } else { lark_string(text) };
     format!("{} call {more} {}", bracket(open), bracket(close))
 }
 
@@ -133,6 +176,23 @@ fn without(text: &str, word: Option<&str>) -> String {
     let Some(word) = word else { return text.to_owned() };
     let word = word.replace('|', r"\|").replace('/', r"\/");
     format!("{text} & ~/(?s:.*){word}(?s:.*)/")
+}
+
+/// An expression as a terminal of Lark, whose end is a slash.
+fn lark_expression(expression: &str) -> String {
+    if expression.is_empty() {
+        return "\"\"".to_owned();
+    }
+    let (mut written, mut is_escaped) = (String::from("/"), false);
+    for c in expression.chars() {
+        if c == '/' && !is_escaped {
+            written.push('\\');
+        }
+        is_escaped = c == '\\' && !is_escaped;
+        written.push(c);
+    }
+    written.push('/');
+    written
 }
 
 struct Rules {
@@ -146,37 +206,95 @@ impl Rules {
         let _ = writeln!(self.source, "{name}: {}", rule.trim());
     }
 
+    /// The rules `calls` and `last`, and those of each call.
+    fn ways(&mut self, tools: &Tools, announcement: &str) -> Result<Ways, CallsError> {
+        let (mut functions, mut custom) = (Vec::new(), Vec::new());
+        for (index, tool) in tools.callable().enumerate() {
+            if let Some(input) = &tool.input {
+                self.input_call(index, tool, input);
+                custom.push(format!("input_call_{index}"));
+            } else {
+                self.call(index, tool, &tools.choice)?;
+                functions.push(format!("call_{index}"));
+            }
+        }
+        let ways = Ways { functions: !functions.is_empty(), custom: !custom.is_empty() };
+        if ways.functions {
+            self.add("calls", &calls(self.format, announcement, tools.calls));
+            self.add("call", &functions.join(" | "));
+        }
+        if ways.custom {
+            self.add("last", &last(self.format, announcement, (tools.calls, ways.functions)));
+            self.add("input_call", &custom.join(" | "));
+        }
+        Ok(ways)
+    }
+
+    /// A call of a custom tool, with its input up to the answer's end.
+    fn input_call(&mut self, index: usize, tool: &Tool, input: &Input) {
+        let name = Value::from(tool.name.as_str());
+        let before = match self.format {
+            Format::Pythonic => format!("{}(\n", tool.name),
+            Format::Qwen3Coder => format!("<function={}>\n<parameter={INPUT}>\n", tool.name),
+            Format::Llama3 | Format::Hermes | Format::Mistral | Format::Granite => {
+                format!("{{\"name\": {name}}}\n")
+            }
+        };
+        let text = match input {
+            Input::Grammar { grammar: Grammar::Lark(source), .. } => format!("%lark {{\n{source}\n}}"),
+            Input::Grammar { grammar: Grammar::Regex(expression), .. } => lark_expression(expression),
+            _ => "/(?s:.*)/".to_owned(),
+        };
+        self.add(&format!("input_call_{index}"), &format!("{} {text}", lark_string(&before)));
+    }
+
     /// Text in which, or behind which, calls may come.
-    fn text_or_calls(&mut self, announcement: &Announcement, calls: Calls) -> String {
+    fn text_or_calls(&mut self, announcement: &Announcement, calls: Calls, ways: Ways) -> String {
         let many = if calls == Calls::Many { "*" } else { "?" };
+        let last = if ways.custom { "last?" } else { "" };
         match self.format {
             Format::Llama3 => {
                 self.add("TEXT", r"/[^{](?s:.*)/");
-                "calls | TEXT | \"\"".to_owned()
+                format!("{} | TEXT | \"\"", ways.any())
             }
             Format::Pythonic => {
                 self.add("TEXT", r"/[^\[](?s:.*)/");
-                "calls | TEXT | \"\"".to_owned()
+                format!("{} | TEXT | \"\"", ways.any())
             }
             Format::Hermes | Format::Mistral | Format::Granite | Format::Qwen3Coder
                 if announcement.is_token =>
             {
                 self.add("TEXT", &without("/(?s:.+)/", self.format.opening()));
-                format!("TEXT? (calls TEXT?){many}")
+                let calls = if ways.functions { format!("(calls TEXT?){many}") } else { String::new() };
+                format!("TEXT? {calls} {last}")
             }
             Format::Mistral => {
                 self.add("TEXT", r"/[^\[](?s:.*)/");
-                "calls | TEXT | \"\"".to_owned()
+                format!("{} | TEXT | \"\"", ways.any())
             }
             format @ (Format::Hermes | Format::Granite | Format::Qwen3Coder) => {
-                let word = format.announcement().unwrap_or_default();
-                // Up to the announcement, and with it; and what has none in it.
-                let text = without("/(?s:.*)/", format.opening());
-                self.add(&format!("announced[suffix={}]", lark_string(word)), &text);
-                self.add("TEXT", &without(&text, Some(word)));
-                format!("(announced {}){many} TEXT", behind_announcement(format, calls))
+                self.text_up_to_calls(format, calls, ways)
             }
         }
+    }
+
+    /// The same where the announcement is text.
+    fn text_up_to_calls(&mut self, format: Format, calls: Calls, ways: Ways) -> String {
+        let many = if calls == Calls::Many { "*" } else { "?" };
+        let word = format.announcement().unwrap_or_default();
+        // Up to the announcement, and with it; and what has none in it.
+        let text = without("/(?s:.*)/", format.opening());
+        self.add(&format!("announced[suffix={}]", lark_string(word)), &text);
+        self.add("TEXT", &without(&text, Some(word)));
+        let functions = match ways.functions {
+            true => format!("(announced {}){many}", behind_announcement(format, calls)),
+            false => String::new(),
+        };
+        if !ways.custom {
+            return format!("{functions} TEXT");
+        }
+        let is_list_of_many = ways.functions && calls == Calls::Many;
+        format!("{functions} (announced {} | TEXT)", behind_last_announcement(format, is_list_of_many))
     }
 
     fn call(&mut self, index: usize, tool: &Tool, choice: &Choice) -> Result<(), CallsError> {

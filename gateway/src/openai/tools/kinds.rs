@@ -5,16 +5,18 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::python::literal;
+use super::{found::CallKind, python::literal};
 
 /// Schemas that are looked at for what one parameter takes: choices that refer to each other would have no end.
 const MAX_SCHEMAS: usize = 256;
 
-/// A function that may be called.
+/// A function, or a custom tool, that may be called.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Function {
     /// Its name.
     pub name: String,
+    /// Which of both it is.
+    pub kind: CallKind,
     parameters: BTreeMap<String, Kinds>,
 }
 
@@ -24,7 +26,13 @@ impl Function {
     pub fn new(name: &str, schema: &Value) -> Self {
         let properties = schema["properties"].as_object().into_iter().flatten();
         let parameters = properties.map(|(key, of)| (key.clone(), Kinds::of(of, schema))).collect();
-        Self { name: name.to_owned(), parameters }
+        Self { name: name.to_owned(), kind: CallKind::Function, parameters }
+    }
+
+    /// A custom tool.
+    #[must_use]
+    pub fn custom(name: &str) -> Self {
+        Self { name: name.to_owned(), kind: CallKind::Custom, parameters: BTreeMap::new() }
     }
 
     /// What a parameter takes; texts, if nothing is said of it.

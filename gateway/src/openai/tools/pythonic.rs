@@ -21,13 +21,13 @@ enum At {
     BehindCall,
 }
 
-/// What comes of calls that are read part by part.
+/// A call that is read to its end.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Told {
-    /// A call of this name has begun.
-    Begun(String),
-    /// Its arguments go on with this.
-    Arguments(String),
+pub(super) struct Written {
+    /// What is called.
+    pub(super) name: String,
+    /// Its arguments as JSON.
+    pub(super) arguments: String,
 }
 
 /// See the module.
@@ -39,9 +39,11 @@ pub(super) struct ListScanner {
     depth: usize,
     quote: Option<char>,
     escaped: bool,
-    /// Arguments of the call so far.
+    /// The call under way: its name, and its arguments so far.
+    name: String,
+    arguments: String,
     count: usize,
-    told: Vec<Told>,
+    ended: Option<Written>,
 }
 
 impl Default for ListScanner {
@@ -53,16 +55,23 @@ impl Default for ListScanner {
             depth: 0,
             quote: None,
             escaped: false,
+            name: String::new(),
+            arguments: String::new(),
             count: 0,
-            told: Vec::new(),
+            ended: None,
         }
     }
 }
 
 impl ListScanner {
-    /// What is new.
-    pub(super) fn take(&mut self) -> Vec<Told> {
-        std::mem::take(&mut self.told)
+    /// The call that has just ended.
+    pub(super) fn take(&mut self) -> Option<Written> {
+        self.ended.take()
+    }
+
+    /// The name of the call under way.
+    pub(super) fn begun(&self) -> Option<&str> {
+        Some(self.name.as_str()).filter(|name| !name.is_empty())
     }
 
     /// Takes the next character.
@@ -77,8 +86,8 @@ impl ListScanner {
                 self.at = At::Name;
             }
             At::Name if c == '(' => {
-                self.told.push(Told::Begun(std::mem::take(&mut self.word)));
-                (self.count, self.at) = (0, At::BeforeKey);
+                self.name = std::mem::take(&mut self.word);
+                self.at = At::BeforeKey;
             }
             At::BeforeKey if c == ')' => self.end_call(),
             At::BeforeKey if starts_a_name(c) => {
@@ -95,9 +104,10 @@ impl ListScanner {
     }
 
     fn end_call(&mut self) {
-        let end = if self.count == 0 { "{}" } else { "}" };
-        self.told.push(Told::Arguments(end.to_owned()));
-        self.at = At::BehindCall;
+        self.arguments.push_str(if self.count == 0 { "{}" } else { "}" });
+        let (name, arguments) = (std::mem::take(&mut self.name), std::mem::take(&mut self.arguments));
+        self.ended = Some(Written { name, arguments });
+        (self.count, self.at) = (0, At::BehindCall);
     }
 
     fn in_value(&mut self, c: char) -> Progress {
@@ -106,7 +116,7 @@ impl ListScanner {
             let Some(value) = literal(&self.value) else { return Progress::Broken };
             let before = if self.count == 0 { "{" } else { ", " };
             let (key, value) = (Value::from(std::mem::take(&mut self.word)), value);
-            self.told.push(Told::Arguments(format!("{before}{key}: {value}")));
+            self.arguments.push_str(&format!("{before}{key}: {value}"));
             self.value.clear();
             self.count += 1;
             self.at = At::BeforeKey;

@@ -1,54 +1,24 @@
 //! Calls out of an answer's text, as it comes.
 //!
 //! However the text is cut into pieces, what is found is the same: what may be the beginning of a call is held back until that is
-//! decided, as stop strings are. What turns out to be no call is text.
+//! decided, as stop strings are. What turns out to be no call is text, and so is a call of a function that was not declared.
+
+mod between;
 
 use std::sync::Arc;
 
+pub use super::found::{CallKind, CallPiece, Found};
 use super::{
+    bare::BareScanner,
     format::Format,
     kinds::Function,
     object::{ObjectScanner, Progress},
-    pythonic::{ListScanner, Told},
-    tagged::{OPENING, TaggedScanner},
+    pythonic::{ListScanner, Written},
+    tagged::TaggedScanner,
 };
 
 /// Most bytes of white space that wait for what follows them.
 const MAX_HELD_SPACE: usize = 64;
-/// Most bytes between an announcement or a call and the next one.
-const MAX_BETWEEN: usize = 256;
-/// Longest name of a function that stands before its arguments.
-const MAX_NAME_BYTES: usize = 256;
-
-/// What is new of a call.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct CallPiece {
-    /// Which call, counted from 0.
-    pub index: usize,
-    /// Its name, in its first piece.
-    pub name: Option<String>,
-    /// What its arguments go on with.
-    pub arguments: String,
-}
-
-/// What came of a piece of text.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub struct Found {
-    /// Text that is no part of any call.
-    pub content: String,
-    /// Pieces of calls, in order.
-    pub calls: Vec<CallPiece>,
-}
-
-impl Found {
-    fn call(&mut self, index: usize, name: Option<String>, arguments: String) {
-        if let Some(last) = self.calls.last_mut().filter(|last| last.index == index && name.is_none()) {
-            last.arguments.push_str(&arguments);
-        } else {
-            self.calls.push(CallPiece { index, name, arguments });
-        }
-    }
-}
 
 #[derive(Debug)]
 enum State {
@@ -62,18 +32,35 @@ enum State {
     List(ListScanner),
     /// In a call that is written in tags.
     Tagged(TaggedScanner),
+    /// In an answer that may be a call as a whole.
+    Bare(BareScanner),
     /// In the name that stands before an object.
     Name(String),
+    /// In the input of a custom tool, which goes to the answer's end; this much of what stands before it is still to come.
+    Input(&'static str),
     /// All that comes is text.
     Over,
+}
+
+/// What is known of the call under way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Call {
+    /// Nothing: its characters are held.
+    Undecided,
+    /// It is one, and was told of.
+    Told(CallKind),
+    /// Its function was not declared: its characters are text.
+    Text,
 }
 
 /// See the module.
 #[derive(Debug)]
 pub struct Scanner {
     format: Format,
-    /// Those there are: calls that are not announced are told from other answers by their names.
+    /// Those there are: a call of any other is text.
     functions: Arc<[Function]>,
+    /// An answer without tags may be a call.
+    finds_bare: bool,
     state: State,
     /// Read, and not decided yet: told as text if it is no call.
     held: String,
@@ -81,33 +68,35 @@ pub struct Scanner {
     is_blank: bool,
     /// Calls that have begun.
     calls: usize,
-    /// The call under way has been told of.
-    told: bool,
+    call: Call,
     /// In a list of objects.
     in_list: bool,
     /// The object is a call's arguments alone: its name stood before it.
     is_bare: bool,
-    /// Calls of this format are announced, and the one under way is not.
-    is_unannounced: bool,
 }
 
 impl Scanner {
     /// One before the first character of an answer, in which calls of `functions` may come.
     #[must_use]
     pub fn new(format: Format, functions: Arc<[Function]>) -> Self {
-        let (held, state) = (String::new(), State::Text);
         Self {
             format,
             functions,
-            state,
-            held,
+            finds_bare: format == Format::Hermes,
+            state: State::Text,
+            held: String::new(),
+            is_blank: true,
             calls: 0,
-            told: false,
+            call: Call::Undecided,
             in_list: false,
             is_bare: false,
-            is_unannounced: false,
-            is_blank: true,
         }
+    }
+
+    /// The same for an answer whose calls keep to a grammar: what stands in no tags is text.
+    #[must_use]
+    pub fn of_grammar(self) -> Self {
+        Self { finds_bare: false, ..self }
     }
 
     /// Calls there were so far.
@@ -128,13 +117,17 @@ impl Scanner {
     /// The answer has ended: what was held back is text, but for white space beside calls.
     pub fn finish(&mut self) -> Found {
         let mut found = Found::default();
-        if !self.told {
-            let held = std::mem::take(&mut self.held);
-            let is_beside =
-                self.calls > 0 && (held.trim().is_empty() || matches!(self.state, State::Between));
-            if !is_beside {
-                found.content = held;
-            }
+        if let State::Bare(scanner) = &self.state
+            && let Some((name, arguments)) = scanner.whole()
+        {
+            self.tell(&name, CallKind::Function, &mut found);
+            self.go_on(arguments, String::new(), &mut found);
+            return found;
+        }
+        let held = std::mem::take(&mut self.held);
+        let is_beside = self.calls > 0 && (held.trim().is_empty() || matches!(self.state, State::Between));
+        if !is_beside {
+            found.content = held;
         }
         found
     }
@@ -143,25 +136,62 @@ impl Scanner {
         let was_blank = self.is_blank;
         self.is_blank &= c.is_whitespace();
         let state = std::mem::replace(&mut self.state, State::Over);
-        if !self.told && !matches!(state, State::Over) {
-            self.held.push(c);
+        match self.call {
+            _ if matches!(state, State::Over | State::Input(_)) => {}
+            Call::Undecided => self.held.push(c),
+            Call::Told(_) => self.go_on(String::new(), c.to_string(), found),
+            Call::Text => found.content.push(c),
         }
         match state {
             State::Over => found.content.push(c),
-            State::Text if was_blank && self.is_unannounced(c) => self.begin(c, found),
+            State::Text if was_blank && self.begins_unannounced(c) => self.begin(c, found),
             State::Text => self.in_text(found),
             State::Between => self.between(c, found),
             State::Name(name) => self.in_name(name, c, found),
             State::Object(scanner) => self.in_object(scanner, c, found),
             State::List(scanner) => self.in_list(scanner, c, found),
             State::Tagged(scanner) => self.in_tags(scanner, c, found),
+            State::Bare(scanner) => self.in_bare(scanner, c, found),
+            State::Input(before) => self.in_input(before, c, found),
         }
+    }
+
+    /// The function or custom tool of this name, if it was declared.
+    fn kind_of(&self, name: &str) -> Option<CallKind> {
+        self.functions.iter().find(|known| known.name == name).map(|known| known.kind)
+    }
+
+    /// Tells that a call begins.
+    fn tell(&mut self, name: &str, kind: CallKind, found: &mut Found) {
+        let (index, written) = (self.calls, std::mem::take(&mut self.held));
+        let name = Some(name.to_owned());
+        found.call(CallPiece { index, kind, name, written, ..CallPiece::default() });
+        self.calls += 1;
+        self.call = Call::Told(kind);
+    }
+
+    /// Tells more of the call that was told of last.
+    fn go_on(&self, arguments: String, written: String, found: &mut Found) {
+        let (index, kind) = (self.calls.saturating_sub(1), self.told_kind());
+        found.call(CallPiece { index, kind, arguments, written, ..CallPiece::default() });
+    }
+
+    fn told_kind(&self) -> CallKind {
+        if let Call::Told(kind) = self.call { kind } else { CallKind::Function }
     }
 
     /// What was held back is text after all.
     fn give_up(&mut self, state: State, found: &mut Found) {
         found.content.push_str(&std::mem::take(&mut self.held));
-        (self.state, self.told, self.in_list, self.is_unannounced) = (state, false, false, false);
+        (self.state, self.call, self.in_list) = (state, Call::Undecided, false);
+    }
+
+    /// A call of a function that was not declared is text, without what parts it from a call before it in a list.
+    fn say_held(&mut self, found: &mut Found) {
+        let held = std::mem::take(&mut self.held);
+        let is_in_list = self.calls > 0 && !matches!(self.format, Format::Hermes | Format::Qwen3Coder);
+        let separators: &[char] = if is_in_list { &[',', ';', ' ', '\n'] } else { &[] };
+        found.content.push_str(held.trim_start_matches(separators));
     }
 
     fn in_text(&mut self, found: &mut Found) {
@@ -181,10 +211,9 @@ impl Scanner {
             found.content.push_str(&self.held[..before]);
             // What is held of text goes with it; the announcement stays until it has come true.
             self.held.drain(..before);
-            self.is_unannounced = begun != announcement;
-            self.state = match self.is_unannounced {
-                true => State::Tagged(TaggedScanner::default()),
-                false => State::Between,
+            self.state = match begun == announcement {
+                true => State::Between,
+                false => State::Tagged(TaggedScanner::default()),
             };
             return;
         }
@@ -196,95 +225,21 @@ impl Scanner {
         self.held.drain(..said);
     }
 
-    /// Calls that begin an answer without being announced.
-    fn is_unannounced(&self, c: char) -> bool {
-        let begins = match self.format {
-            Format::Llama3 => '{',
-            Format::Pythonic => '[',
-            _ => return false,
-        };
-        c == begins
+    /// Whether calls that nothing announces may begin an answer with `c`.
+    fn begins_unannounced(&self, c: char) -> bool {
+        match self.format {
+            Format::Llama3 => c == '{',
+            Format::Pythonic => c == '[',
+            _ => self.finds_bare && BareScanner::begins_with(c),
+        }
     }
 
     fn begin(&mut self, c: char, found: &mut Found) {
-        if self.format == Format::Pythonic {
-            self.in_list(ListScanner::default(), c, found);
-        } else {
-            self.in_object(ObjectScanner::default(), c, found);
+        match self.format {
+            Format::Pythonic => self.in_list(ListScanner::default(), c, found),
+            Format::Llama3 => self.in_object(ObjectScanner::default(), c, found),
+            _ => self.in_bare(BareScanner::default(), c, found),
         }
-    }
-
-    /// Where a call is to come, or the end of those that belong together.
-    fn between(&mut self, c: char, found: &mut Found) {
-        if self.held.len() > MAX_BETWEEN {
-            return self.give_up(State::Text, found);
-        }
-        self.state = State::Between;
-        let (held, announced) = (self.held.trim_start(), self.format.announcement().unwrap_or_default());
-        let behind = held.strip_prefix(announced).unwrap_or(held).trim_start();
-        let is_announced_again = self.calls > 0 && !self.in_list && announced.starts_with(held);
-        match (self.format, c) {
-            (Format::Qwen3Coder, _) if OPENING.starts_with(behind) => {
-                if behind == OPENING {
-                    self.state = State::Tagged(TaggedScanner::default());
-                }
-            }
-            (_, '{') => self.begin(c, found),
-            (Format::Mistral, _) if is_announced_again => {}
-            (Format::Mistral | Format::Granite, '[') if held.starts_with(announced) && behind == "[" => {
-                self.in_list = true;
-            }
-            (_, ',') if self.in_list && self.calls > 0 => {}
-            (_, ']') if self.in_list => self.end(),
-            (Format::Mistral, c) if !self.in_list && (c.is_alphanumeric() || c == '_') => {
-                self.state = State::Name(c.to_string());
-            }
-            (Format::Hermes | Format::Qwen3Coder, _) if self.calls > 0 && self.is_closing() => {}
-            (Format::Llama3, ';') => {}
-            _ if c.is_whitespace() => {}
-            _ => {
-                self.in_list = false;
-                self.in_text(found);
-            }
-        }
-    }
-
-    /// Whether what is held ends with a part of the word that closes an announced call; all of it ends the call.
-    fn is_closing(&mut self) -> bool {
-        const CLOSING: &str = "</tool_call>";
-        let held = self.held.trim_start();
-        if held == CLOSING {
-            self.end();
-            return true;
-        }
-        CLOSING.starts_with(held)
-    }
-
-    /// Calls that belong together have ended; text may follow.
-    fn end(&mut self) {
-        self.held.clear();
-        (self.state, self.in_list) = (State::Text, false);
-    }
-
-    fn in_name(&mut self, mut name: String, c: char, found: &mut Found) {
-        const ARGUMENTS: &str = "[ARGS]";
-        if c == '{' {
-            let name = name.trim_end().trim_end_matches(ARGUMENTS).trim_end().to_owned();
-            let mut scanner = ObjectScanner::default();
-            // The same as an object of both.
-            let before = format!("{{\"name\":{},\"arguments\":", serde_json::Value::from(name));
-            for c in before.chars() {
-                let _ = scanner.push(c);
-            }
-            self.is_bare = true;
-            return self.in_object(scanner, c, found);
-        }
-        let is_name = c.is_alphanumeric() || "_-.[]".contains(c) || c.is_whitespace();
-        if !is_name || name.len() > MAX_NAME_BYTES {
-            return self.give_up(State::Text, found);
-        }
-        name.push(c);
-        self.state = State::Name(name);
     }
 
     fn in_object(&mut self, mut scanner: ObjectScanner, c: char, found: &mut Found) {
@@ -293,80 +248,118 @@ impl Scanner {
             progress = scanner.push('}');
         }
         self.is_bare &= progress == Progress::Open;
-        let is_named = scanner.name().is_some();
-        if is_named && !self.told && self.is_known(scanner.name()) {
-            found.call(self.calls, scanner.name().map(str::to_owned), String::new());
-            self.calls += 1;
-            self.told = true;
-            self.held.clear();
-        } else if is_named && !self.told {
-            progress = Progress::Broken;
+        if let Some(name) = scanner.name().filter(|_| self.call == Call::Undecided) {
+            match self.kind_of(name) {
+                Some(kind) => self.tell(name, kind, found),
+                // An answer that is an object, and no call.
+                None if self.format == Format::Llama3 && self.calls == 0 => progress = Progress::Broken,
+                None => {
+                    self.say_held(found);
+                    self.call = Call::Text;
+                }
+            }
         }
-        if self.told {
+        if let Call::Told(kind) = self.call {
             let arguments = scanner.take_arguments();
-            if !arguments.is_empty() {
-                found.call(self.calls - 1, None, arguments);
+            // A custom tool has its input behind the object, and no arguments.
+            if kind == CallKind::Function && !arguments.is_empty() {
+                self.go_on(arguments, String::new(), found);
             }
         }
         match progress {
             Progress::Open => self.state = State::Object(scanner),
-            Progress::Whole => {
-                self.told = false;
-                self.state = State::Between;
-            }
+            Progress::Whole => self.behind_object(),
             // A call that was told cannot be taken back: what comes now is no part of it.
             Progress::Broken => {
-                let is_all = matches!(self.format, Format::Llama3 | Format::Pythonic);
+                if matches!(self.call, Call::Told(_)) {
+                    found.content.push(c);
+                }
+                let is_all = self.format == Format::Llama3;
                 self.give_up(if is_all { State::Over } else { State::Text }, found);
             }
         }
     }
 
-    /// Of what is announced as a call any name is one: a model that calls what there is not is told so by its caller.
-    fn is_known(&self, name: Option<&str>) -> bool {
-        let is_announced = !matches!(self.format, Format::Llama3 | Format::Pythonic) && !self.is_unannounced;
-        is_announced || name.is_some_and(|name| self.functions.iter().any(|known| known.name == name))
+    fn behind_object(&mut self) {
+        let is_one_of_many = self.in_list || self.format == Format::Llama3;
+        self.state = match std::mem::replace(&mut self.call, Call::Undecided) {
+            Call::Told(CallKind::Custom) => {
+                self.call = Call::Told(CallKind::Custom);
+                State::Input("\n")
+            }
+            Call::Text if !is_one_of_many => State::Text,
+            _ => State::Between,
+        };
     }
 
     fn in_list(&mut self, mut scanner: ListScanner, c: char, found: &mut Found) {
         let progress = scanner.push(c);
-        match self.tell(scanner.take(), progress, found) {
-            Progress::Open => self.state = State::List(scanner),
-            Progress::Whole => {
-                let was_told = std::mem::take(&mut self.told);
-                if was_told { self.end() } else { self.give_up(State::Over, found) }
+        if let Some(call) = scanner.take() {
+            if self.kind_of(&call.name).is_some() {
+                self.tell_whole(call, found);
+            } else if self.calls == 0 {
+                return self.give_up(State::Over, found);
+            } else {
+                self.say_held(found);
             }
-            Progress::Broken => self.give_up(State::Over, found),
+        }
+        match progress {
+            _ if self.takes_input(scanner.begun(), found) => self.state = State::Input("\n"),
+            Progress::Open => self.state = State::List(scanner),
+            Progress::Whole if self.calls > 0 => self.end(found),
+            Progress::Whole | Progress::Broken => self.give_up(State::Over, found),
         }
     }
 
     fn in_tags(&mut self, mut scanner: TaggedScanner, c: char, found: &mut Found) {
         let progress = scanner.push(c, &self.functions);
-        match self.tell(scanner.take(), progress, found) {
+        let begun = scanner.begun();
+        let is_unknown = begun.is_some_and(|name| self.kind_of(name).is_none());
+        match progress {
+            _ if is_unknown => self.give_up(State::Text, found),
+            _ if self.takes_input(begun, found) => self.state = State::Input("\n<parameter=input>\n"),
             Progress::Open => self.state = State::Tagged(scanner),
             Progress::Whole => {
-                (self.told, self.is_unannounced, self.state) = (false, false, State::Between);
+                self.tell_whole(scanner.whole(), found);
+                self.state = State::Between;
             }
             Progress::Broken => self.give_up(State::Text, found),
         }
     }
 
-    /// What a scanner of calls has come to, and how far it is then.
-    fn tell(&mut self, told: Vec<Told>, mut progress: Progress, found: &mut Found) -> Progress {
-        for told in told {
-            match told {
-                Told::Begun(name) if self.is_known(Some(&name)) => {
-                    found.call(self.calls, Some(name), String::new());
-                    self.calls += 1;
-                    self.told = true;
-                    self.held.clear();
-                }
-                Told::Begun(_) => progress = Progress::Broken,
-                Told::Arguments(arguments) if self.told => found.call(self.calls - 1, None, arguments),
-                Told::Arguments(_) => {}
-            }
+    /// Tells a call that is read.
+    fn tell_whole(&mut self, call: Written, found: &mut Found) {
+        self.tell(&call.name, CallKind::Function, found);
+        self.go_on(call.arguments, String::new(), found);
+        self.call = Call::Undecided;
+    }
+
+    /// Whether the call that has begun is one of a custom tool, which is told of then.
+    fn takes_input(&mut self, begun: Option<&str>, found: &mut Found) -> bool {
+        let Some(name) = begun.filter(|name| self.kind_of(name) == Some(CallKind::Custom)) else {
+            return false;
+        };
+        self.tell(name, CallKind::Custom, found);
+        true
+    }
+
+    fn in_input(&mut self, before: &'static str, c: char, found: &mut Found) {
+        if let Some(rest) = before.strip_prefix(c) {
+            self.state = State::Input(rest);
+            return self.go_on(String::new(), c.to_string(), found);
         }
-        progress
+        self.go_on(c.to_string(), c.to_string(), found);
+        self.state = State::Input("");
+    }
+
+    fn in_bare(&mut self, mut scanner: BareScanner, c: char, found: &mut Found) {
+        let progress = scanner.push(c);
+        let is_call = |name| self.kind_of(name) == Some(CallKind::Function);
+        if progress == Progress::Open && scanner.name().is_none_or(is_call) {
+            self.state = State::Bare(scanner);
+        } else {
+            self.in_text(found);
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::{
     kinds::{Function, Kinds},
     object::Progress,
-    pythonic::Told,
+    pythonic::Written,
 };
 
 /// Longest tag.
@@ -40,9 +40,10 @@ pub(super) struct TaggedScanner {
     quotes: Quotes,
     /// What each parameter of the function takes, once its name is known.
     function: Option<Function>,
-    /// Arguments so far.
+    /// The call so far.
+    name: String,
+    arguments: String,
     count: usize,
-    told: Vec<Told>,
 }
 
 impl Default for TaggedScanner {
@@ -55,16 +56,22 @@ impl Default for TaggedScanner {
             value: String::new(),
             quotes: Quotes::default(),
             function: None,
+            name: String::new(),
+            arguments: String::new(),
             count: 0,
-            told: Vec::new(),
         }
     }
 }
 
 impl TaggedScanner {
-    /// What is new.
-    pub(super) fn take(&mut self) -> Vec<Told> {
-        std::mem::take(&mut self.told)
+    /// The call, once it is whole.
+    pub(super) fn whole(self) -> Written {
+        Written { name: self.name, arguments: self.arguments }
+    }
+
+    /// Its name, once that is known.
+    pub(super) fn begun(&self) -> Option<&str> {
+        Some(self.name.as_str()).filter(|name| !name.is_empty())
     }
 
     /// Takes the next character of a call of one of `functions`.
@@ -90,14 +97,14 @@ impl TaggedScanner {
     fn end_tag(&mut self, functions: &[Function]) -> Progress {
         let tag = std::mem::take(&mut self.tag);
         if tag == END_OF_CALL {
-            self.told.push(Told::Arguments(if self.count == 0 { "{}" } else { "}" }.to_owned()));
+            self.arguments.push_str(if self.count == 0 { "{}" } else { "}" });
             return Progress::Whole;
         }
         let name = |opening| tag.strip_prefix(opening).map(|rest| rest.trim_end_matches('>').trim());
         match (self.at, name(OPENING), name(PARAMETER)) {
             (At::Begin, Some(name), _) if !name.is_empty() => {
                 self.function = functions.iter().find(|function| function.name == name).cloned();
-                self.told.push(Told::Begun(name.to_owned()));
+                name.clone_into(&mut self.name);
                 self.at = At::Between;
             }
             (At::Between, _, Some(key)) if !key.is_empty() => {
@@ -124,7 +131,7 @@ impl TaggedScanner {
         let value = value.strip_prefix('\n').unwrap_or(value);
         let value = takes.read(value.strip_suffix('\n').unwrap_or(value));
         let (before, key) = (if self.count == 0 { "{" } else { ", " }, Value::from(self.key.as_str()));
-        self.told.push(Told::Arguments(format!("{before}{key}: {value}")));
+        self.arguments.push_str(&format!("{before}{key}: {value}"));
         self.value.clear();
         self.quotes = Quotes::default();
         self.count += 1;

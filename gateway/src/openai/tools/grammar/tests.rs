@@ -221,3 +221,76 @@ fn texts_in_no_quotes_keep_to_what_can_be_kept_to_and_the_rest_is_refused_by_nam
         assert!(matches!(&error, CallsError::NoText { keyword: named, .. } if named == keyword), "{error}");
     }
 }
+
+/// The beginning of a call of the custom tool `p`.
+fn before_input(format: Format) -> &'static str {
+    match format {
+        Format::Hermes => "<tool_call>\n{\"name\": \"p\"}\n",
+        Format::Llama3 => "{\"name\": \"p\"}\n",
+        Format::Mistral => "[TOOL_CALLS][{\"name\": \"p\"}\n",
+        Format::Granite => "<|tool_call|>[{\"name\": \"p\"}\n",
+        Format::Pythonic => "[p(\n",
+        Format::Qwen3Coder => "<tool_call>\n<function=p>\n<parameter=input>\n",
+    }
+}
+
+/// Whether `answer` is a whole answer of the grammar of a request with this custom tool, beside a function.
+fn is_taken(grammars: &Grammars, format: Format, (custom, choice): (&Value, &Value), answer: &str) -> bool {
+    let now = json!({ "type": "function", "function": { "name": "now" } });
+    let body = json!({ "tools": [now, { "type": "custom", "custom": custom }], "tool_choice": choice });
+    let mut fields = Fields::of(body, "the body").unwrap();
+    let tools = asked::read(&mut fields).unwrap().unwrap();
+    let grammar = of(&tools, format, None, None).unwrap().unwrap();
+    let mut matcher = grammars.compile(&grammar.source().unwrap()).unwrap();
+    let taken = answer.bytes().try_for_each(|byte| matcher.accept(byte.into()));
+    taken.is_ok() && matcher.allowed().unwrap().contains(END)
+}
+
+#[test]
+fn the_input_of_a_custom_tool_keeps_to_its_grammar_in_every_format() {
+    const PATCH: &str = "start: begin hunk+ end\nbegin: \"*** Begin\" LF\nend: \"*** End\" LF?\nhunk: \"*** Add \" name LF line+ // a file\n\
+                         name: /(.+)/\nline: \"+\" /(.*)/ LF -> added\n%import common.LF\n";
+    let of = |syntax: &str, definition: &str| {
+        let grammar = json!({ "syntax": syntax, "definition": definition });
+        json!({ "name": "p", "format": { "type": "grammar", "grammar": grammar } })
+    };
+    let (lark, regex, text) = (of("lark", PATCH), of("regex", "[a-z/]+\\/"), json!({ "name": "p" }));
+    let any = of("lark", "start: /.+/s");
+    let grammars = grammars();
+    for format in Format::ALL {
+        for choice in
+            [json!("auto"), json!("required"), json!({ "type": "custom", "custom": { "name": "p" } })]
+        {
+            for (custom, input, taken) in [
+                (&lark, "*** Begin\n*** Add a/\"b\"\n+{}\n+\n*** End", true),
+                (&lark, "*** Begin\n*** Add a\n+</tool_call>\n*** End\n", true),
+                (&lark, "*** Begin\n*** Add a\n-x\n*** End", false),
+                (&lark, "*** Begin\n*** End", false),
+                (&regex, "a/b/", true),
+                (&regex, "a/b", false),
+                (&text, "any\n\"text\"]\n</tool_call>", true),
+                (&text, "", true),
+                (&any, "a\n]}</function>", true),
+            ] {
+                let answer = format!("{}{input}", before_input(format));
+                let is_taken = is_taken(&grammars, format, (custom, &choice), &answer);
+                assert_eq!(is_taken, taken, "{format:?} {choice} {custom}: {answer}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_call_of_a_custom_tool_stands_behind_text_and_calls_of_functions() {
+    let (grammars, custom) = (grammars(), json!({ "name": "p" }));
+    let taken = |answer: &str, choice: &Value| is_taken(&grammars, Format::Hermes, (&custom, choice), answer);
+    let call = "<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>";
+    let last = "<tool_call>\n{\"name\": \"p\"}\nx";
+    let (auto, required) = (json!("auto"), json!("required"));
+    for answer in ["I look.", "", call, last] {
+        assert!(taken(answer, &auto), "{answer}");
+    }
+    assert!(taken(&format!("I look.\n{call}\n{call}\n{last}"), &auto));
+    assert!(taken(&format!("{call}\n{last}"), &required) && taken(call, &required));
+    assert!(!taken("I look.", &required));
+}

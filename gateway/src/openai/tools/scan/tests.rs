@@ -79,8 +79,8 @@ const CASES: &[Case] = &[
     (
         Format::Qwen3Coder,
         "<tool_call>\n<function=h>\n<parameter=a>\n1\n</parameter>\n</function>",
-        "",
-        &[("h", "{\"a\": \"1\"}")],
+        "<tool_call>\n<function=h>\n<parameter=a>\n1\n</parameter>\n</function>",
+        &[],
     ),
     (Format::Qwen3Coder, "<tool_call>{\"name\": \"f\"}</tool_call>", "", &[("f", "{}")]),
     (Format::Qwen3Coder, "a <tool_call> <functions", "a <tool_call> <functions", &[]),
@@ -92,7 +92,18 @@ const CASES: &[Case] = &[
         &[("f", "{\"a\": 1}"), ("g", "{}")],
     ),
     (Format::Qwen3Coder, "Write <function=x> there, <func", "Write <function=x> there, <func", &[]),
-    (Format::Qwen3Coder, "<tool_call>\n<function=f>\n<parameter=a>\n1", "", &[("f", "")]),
+    (
+        Format::Qwen3Coder,
+        "<tool_call>\n<function=f>\n<parameter=a>\n1",
+        "<tool_call>\n<function=f>\n<parameter=a>\n1",
+        &[],
+    ),
+    (
+        Format::Qwen3Coder,
+        "<tool_call>\n<function=f>\n<parameter=b>\nx\n</parameter>}\n</function>\n</tool_call>",
+        "<tool_call>\n<function=f>\n<parameter=b>\nx\n</parameter>}\n</function>\n</tool_call>",
+        &[],
+    ),
     (
         Format::Pythonic,
         "[f(a=1, b='x, )', c=[True, None]), g()]",
@@ -102,6 +113,75 @@ const CASES: &[Case] = &[
     (Format::Pythonic, "[1, 2]", "[1, 2]", &[]),
     (Format::Pythonic, "[h(1)]", "[h(1)]", &[]),
     (Format::Pythonic, "As [f(a=1)] says", "As [f(a=1)] says", &[]),
+    (Format::Pythonic, "[f(a=1), g(b=now())]", ", g(b=now())]", &[("f", "{\"a\": 1}")]),
+];
+
+/// A call of a function that was declared, one of a function that was not, and another one; a call without its tags.
+const UNKNOWN_AND_BARE: &[Case] = &[
+    (
+        Format::Hermes,
+        "<tool_call>{\"name\":\"f\"}</tool_call>\n<tool_call>{\"name\":\"nope\",\"arguments\":{\"x\":\"<tool_call>\"}}</tool_call>\n\
+         <tool_call>{\"name\":\"g\"}</tool_call>",
+        "\n<tool_call>{\"name\":\"nope\",\"arguments\":{\"x\":\"<tool_call>\"}}</tool_call>",
+        &[("f", "{}"), ("g", "{}")],
+    ),
+    (
+        Format::Llama3,
+        "{\"name\":\"f\"}; {\"name\":\"nope\",\"parameters\":{}}; {\"name\":\"g\"}",
+        "{\"name\":\"nope\",\"parameters\":{}}",
+        &[("f", "{}"), ("g", "{}")],
+    ),
+    (
+        Format::Mistral,
+        "[TOOL_CALLS][{\"name\":\"f\"}, {\"name\":\"nope\",\"arguments\":{\"a\":[1]}}, {\"name\":\"g\"}]",
+        "{\"name\":\"nope\",\"arguments\":{\"a\":[1]}}",
+        &[("f", "{}"), ("g", "{}")],
+    ),
+    (
+        Format::Mistral,
+        "[TOOL_CALLS]f[ARGS]{\"x\":1}[TOOL_CALLS]nope[ARGS]{\"x\":1}[TOOL_CALLS]g[ARGS]{}",
+        "[TOOL_CALLS]nope[ARGS]{\"x\":1}",
+        &[("f", "{\"x\":1}"), ("g", "{}")],
+    ),
+    (
+        Format::Granite,
+        "<|tool_call|>[{\"name\":\"nope\"}, {\"name\":\"f\"}]",
+        "<|tool_call|>[{\"name\":\"nope\"}",
+        &[("f", "{}")],
+    ),
+    (Format::Granite, "<|tool_call|>[{\"name\":\"nope\"}]", "<|tool_call|>[{\"name\":\"nope\"}]", &[]),
+    (Format::Pythonic, "[f(a=1), nope(b='f()'), g()]", "nope(b='f()')", &[("f", "{\"a\": 1}"), ("g", "{}")]),
+    (
+        Format::Qwen3Coder,
+        "<tool_call>\n<function=f>\n</function>\n</tool_call>\n<tool_call>\n<function=nope>\n</function>\n</tool_call>\n\
+         <tool_call>\n<function=g>\n</function>\n</tool_call>",
+        "\n<tool_call>\n<function=nope>\n</function>\n</tool_call>",
+        &[("f", "{}"), ("g", "{}")],
+    ),
+    (Format::Hermes, "{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n", "", &[("f", "{\"a\": 1}")]),
+    (
+        Format::Hermes,
+        "\n```json\n{\"name\": \"f\", \"arguments\": {\"a\": \"```\"}}\n```\n",
+        "",
+        &[("f", "{\"a\": \"```\"}")],
+    ),
+    (Format::Hermes, "```\n{\"name\": \"g\"}```", "", &[("g", "{}")]),
+    (Format::Hermes, "{\"name\": \"f\"} calls it.", "{\"name\": \"f\"} calls it.", &[]),
+    (Format::Hermes, "```json\n{\"name\": \"f\"}", "```json\n{\"name\": \"f\"}", &[]),
+    (Format::Hermes, "```json\n{\"name\": \"nope\"}\n```", "```json\n{\"name\": \"nope\"}\n```", &[]),
+    (
+        Format::Hermes,
+        "{\"name\": \"f\", \"arguments\": {\"a\": 1,, }}",
+        "{\"name\": \"f\", \"arguments\": {\"a\": 1,, }}",
+        &[],
+    ),
+    (Format::Hermes, "{\"a\": 1}", "{\"a\": 1}", &[]),
+    (
+        Format::Hermes,
+        "{\"name\": \"f\"}\n<tool_call>{\"name\":\"g\"}</tool_call>",
+        "{\"name\": \"f\"}",
+        &[("g", "{}")],
+    ),
 ];
 
 fn scan<'a>(format: Format, pieces: impl Iterator<Item = &'a str>) -> (String, Vec<(String, String)>) {
@@ -110,7 +190,7 @@ fn scan<'a>(format: Format, pieces: impl Iterator<Item = &'a str>) -> (String, V
     let (mut content, mut calls) = (String::new(), Vec::<(String, String)>::new());
     let mut add = |found: Found| {
         content.push_str(&found.content);
-        for CallPiece { index, name, arguments } in found.calls {
+        for CallPiece { index, name, arguments, .. } in found.calls {
             if let Some(name) = name {
                 assert_eq!(index, calls.len(), "calls begin in order");
                 calls.push((name, String::new()));
@@ -126,7 +206,7 @@ fn scan<'a>(format: Format, pieces: impl Iterator<Item = &'a str>) -> (String, V
 
 #[test]
 fn calls_are_found_however_the_answer_is_cut() {
-    for &(format, answer, content, calls) in CASES {
+    for &(format, answer, content, calls) in CASES.iter().chain(UNKNOWN_AND_BARE) {
         let calls: Vec<_> =
             calls.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned())).collect();
         let expected = (content.to_owned(), calls);
@@ -146,12 +226,54 @@ fn calls_are_found_however_the_answer_is_cut() {
 
 #[test]
 fn arguments_go_out_before_their_call_ends() {
-    let mut scanner = Scanner::new(Format::Hermes, [].into());
-    let found = scanner.push("<tool_call>{\"name\": \"f\", \"arguments\": {\"city\": \"Par");
-    let call = CallPiece { index: 0, name: Some("f".to_owned()), arguments: "{\"city\": \"Par".to_owned() };
-    assert_eq!(found, Found { content: String::new(), calls: vec![call] });
-    let rest = CallPiece { index: 0, name: None, arguments: "is\"}".to_owned() };
-    assert_eq!(scanner.push("is\"}}</tool_call>").calls, vec![rest]);
+    let mut scanner = Scanner::new(Format::Hermes, [Function::new("f", &json!({}))].into());
+    const BEGIN: &str = "<tool_call>{\"name\": \"f\", \"arguments\": {\"city\": \"Par";
+    let call = CallPiece {
+        name: Some("f".to_owned()),
+        arguments: "{\"city\": \"Par".to_owned(),
+        written: BEGIN.to_owned(),
+        ..CallPiece::default()
+    };
+    assert_eq!(scanner.push(BEGIN), Found { content: String::new(), calls: vec![call] });
+    const END: &str = "is\"}}</tool_call>";
+    let (arguments, written) = ("is\"}".to_owned(), END.to_owned());
+    assert_eq!(scanner.push(END).calls, [CallPiece { arguments, written, ..CallPiece::default() }]);
+}
+
+#[test]
+fn calls_and_text_keep_their_order_within_a_piece() {
+    let mut scanner = Scanner::new(Format::Hermes, [Function::new("f", &json!({}))].into());
+    let first = scanner.push("Well. <tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1");
+    assert_eq!((first.content.as_str(), first.calls[0].at), ("Well.", 5));
+    let second = scanner.push("}}</tool_call> Done.");
+    assert_eq!((second.content.as_str(), second.calls[0].arguments.as_str()), (" Done.", "}"));
+    assert_eq!(second.calls[0].at, 0, "the text stands behind the call");
+}
+
+#[test]
+fn the_input_of_a_custom_tool_goes_to_the_answers_end() {
+    for (format, before) in [
+        (Format::Hermes, "I look.\n<tool_call>\n{\"name\": \"p\"}\n"),
+        (Format::Llama3, "{\"name\": \"p\"}\n"),
+        (Format::Mistral, "[TOOL_CALLS][{\"name\": \"p\"}\n"),
+        (Format::Granite, "<|tool_call|>[{\"name\": \"p\"}\n"),
+        (Format::Pythonic, "[p(\n"),
+        (Format::Qwen3Coder, "<tool_call>\n<function=p>\n<parameter=input>\n"),
+    ] {
+        const INPUT: &str = "\n*** {\"\n</tool_call>\n</parameter>]\n";
+        let answer = format!("{before}{INPUT}");
+        let mut scanner = Scanner::new(format, [Function::custom("p")].into()).of_grammar();
+        let mut found: Vec<Found> =
+            answer.split_inclusive(char::is_whitespace).map(|piece| scanner.push(piece)).collect();
+        found.push(scanner.finish());
+        let calls: Vec<&CallPiece> = found.iter().flat_map(|found| &found.calls).collect();
+        assert_eq!(calls[0].name.as_deref(), Some("p"), "{format:?}");
+        assert!(calls.iter().all(|call| (call.index, call.kind) == (0, CallKind::Custom)), "{format:?}");
+        let input: String = calls.iter().map(|call| call.arguments.as_str()).collect();
+        assert_eq!(input, INPUT, "{format:?}");
+        let written: String = calls.iter().map(|call| call.written.as_str()).collect();
+        assert!(answer.ends_with(&written), "{format:?}: {written}");
+    }
 }
 
 proptest! {

@@ -1,0 +1,53 @@
+//! What comes of an answer's text where it may hold calls of tools.
+
+/// Which kind of tool is called.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum CallKind {
+    /// A function, with arguments that are JSON.
+    #[default]
+    Function,
+    /// A custom tool, with a text for input.
+    Custom,
+}
+
+/// What is new of a call.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct CallPiece {
+    /// Which call, counted from 0.
+    pub index: usize,
+    /// Bytes of text that stand before it in what was found.
+    pub at: usize,
+    /// What is called.
+    pub kind: CallKind,
+    /// Its name, in its first piece.
+    pub name: Option<String>,
+    /// What its arguments, or its input, go on with.
+    pub arguments: String,
+    /// What the model wrote of it, tags and all, for those who tell a call that does not parse as text.
+    pub written: String,
+}
+
+/// What came of a piece of text.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Found {
+    /// Text that is no part of any call.
+    pub content: String,
+    /// Pieces of calls, in order.
+    pub calls: Vec<CallPiece>,
+}
+
+impl Found {
+    /// Adds a piece behind all that was found so far.
+    pub(super) fn call(&mut self, mut piece: CallPiece) {
+        piece.at = self.content.len();
+        let goes_on =
+            |last: &&mut CallPiece| piece.name.is_none() && (last.index, last.at) == (piece.index, piece.at);
+        match self.calls.last_mut().filter(goes_on) {
+            Some(last) => {
+                last.arguments.push_str(&piece.arguments);
+                last.written.push_str(&piece.written);
+            }
+            None => self.calls.push(piece),
+        }
+    }
+}
