@@ -55,6 +55,9 @@ pub(crate) enum VisitError {
     /// The executor does not want this worker.
     #[error("the executor refuses this worker: {0}")]
     Refused(String),
+    /// It ends, and has said so.
+    #[error("the executor has ended")]
+    Closing,
     /// It speaks out of turn.
     #[error("the executor sent {0} where none belongs; use a worker of the executor's version")]
     Unexpected(&'static str),
@@ -77,6 +80,11 @@ impl VisitError {
     fn is_final(&self) -> bool {
         use ConnectError::{Path, Stranger};
         matches!(self, Self::Fault | Self::Connect(Path(_) | Stranger { .. }))
+    }
+
+    /// Whether it belongs to the life of a healthy deployment: an executor starts after its workers, or ends before them.
+    fn is_expected(&self) -> bool {
+        matches!(self, Self::Closing | Self::Connect(ConnectError::Absent(_)))
     }
 }
 
@@ -152,7 +160,10 @@ impl Control {
             let is_early =
                 pause < LAST_PAUSE && matches!(error, VisitError::Connect(ConnectError::Absent(_)));
             if !is_early && why != said {
-                tracing::warn!("{why}; waiting for an executor");
+                match error.is_expected() {
+                    true => tracing::info!("{why}; waiting for an executor"),
+                    false => tracing::warn!("{why}; waiting for an executor"),
+                }
                 said = why;
             }
             thread::park_timeout(pause);
@@ -220,7 +231,7 @@ impl Attendance<'_> {
                     self.library.remove(image);
                     self.show();
                 }
-                (ToWorker::Closing, _) => return Err(VisitError::Receive(ReceiveError::Closed)),
+                (ToWorker::Closing, _) => return Err(VisitError::Closing),
                 (other, _) => return Err(VisitError::Unexpected(name(&other))),
             }
         }

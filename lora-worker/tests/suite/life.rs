@@ -77,6 +77,27 @@ fn a_worker_whose_executor_says_farewell_asks_anew() {
 }
 
 #[test]
+fn a_healthy_start_and_end_are_no_warnings() {
+    let place = Place::new();
+    let mut worker = place.start_undisturbed(&[]);
+    // Long enough to be said: it is looked for less and less often, and once a second at last.
+    std::thread::sleep(Duration::from_secs(3));
+    let executor = Executor::new(&place);
+    let peer = executor.seat();
+    worker.ready();
+    peer.connection.send(&ToWorker::Closing, &[]).unwrap();
+    peer.until_gone();
+    drop((executor, peer));
+    // It has tried again.
+    std::thread::sleep(Duration::from_millis(300));
+    worker.signal(Signal::TERM);
+    assert_eq!(worker.code(), Some(0));
+    let log = worker.log();
+    assert!(log.contains("no executor listens on") && log.contains("the executor has ended"), "{log}");
+    assert!(!log.contains("WARN") && !log.contains("ERROR"), "{log}");
+}
+
+#[test]
 fn a_fenced_worker_asks_for_a_new_seat() {
     let place = Place::new();
     let mut executor = Executor::new(&place);
