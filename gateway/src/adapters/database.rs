@@ -231,17 +231,6 @@ impl Database {
         changed.execute(&mut *connection).await.map(drop).map_err(DatabaseError::of)
     }
 
-    /// Remembers when an adapter is to be unloaded. On disk when this returns.
-    ///
-    /// # Errors
-    /// As [`Database::put`].
-    pub(super) async fn set_expiry(&self, name: &str, at: Option<u64>) -> Result<(), DatabaseError> {
-        let mut connection = self.writer().await?;
-        let changed = sqlx::query("UPDATE adapters SET expires_at = ?2 WHERE name = ?1");
-        let changed = changed.bind(name).bind(at.map(signed)).execute(&mut *connection).await;
-        changed.map(drop).map_err(DatabaseError::of)
-    }
-
     /// Remembers when adapters were last used, in microseconds since 1970.
     ///
     /// # Errors

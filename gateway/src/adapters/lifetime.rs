@@ -2,7 +2,12 @@
 
 use std::{collections::HashSet, sync::Arc};
 
-use super::{database::DatabaseError, errors::AdapterError, registry::Registry, to_end::to_end};
+use super::{
+    database::{Database, DatabaseError, signed},
+    errors::AdapterError,
+    registry::Registry,
+    to_end::to_end,
+};
 
 impl Registry {
     /// What this process is called among the gateways of a fleet. No other process has the name.
@@ -47,5 +52,18 @@ impl Registry {
         entry.set_version(version);
         self.after_commit().await;
         Ok(())
+    }
+}
+
+impl Database {
+    /// Remembers when an adapter is to be unloaded. On disk when this returns.
+    ///
+    /// # Errors
+    /// As [`Database::put`].
+    pub(super) async fn set_expiry(&self, name: &str, at: Option<u64>) -> Result<(), DatabaseError> {
+        let mut connection = self.writer().await?;
+        let changed = sqlx::query("UPDATE adapters SET expires_at = ?2 WHERE name = ?1");
+        let changed = changed.bind(name).bind(at.map(signed)).execute(&mut *connection).await;
+        changed.map(drop).map_err(DatabaseError::of)
     }
 }
