@@ -21,6 +21,7 @@
 //! - [`entry`]: an adapter under a name, its leases and its owner; [`table`] says who sees which names.
 //! - [`residency`]: which adapters are in each executor, and which are on their way. What is pinned is in all of them,
 //!   anything else where requests asked for it.
+//! - `download`: files of an adapter for people to take away.
 //! - `listing`: what is told of them to whoever chooses among hosts.
 //! - `share`: how many adapters, and of how many bytes, one tenant may publish.
 //! - `names`: what adapters may be called; [`errors`] says what may go wrong, [`figures`] counts.
@@ -44,6 +45,7 @@
 mod added;
 pub mod change;
 pub mod database;
+pub(crate) mod download;
 pub mod entry;
 pub mod errors;
 pub mod figures;

@@ -18,6 +18,8 @@ use crate::telemetry;
 
 /// Longest message: some quote what was sent.
 const MAX_MESSAGE_BYTES: usize = 2048;
+/// What is said of a body whose type is not said.
+const NO_TYPE: &str = "a body without a type";
 /// Longest name of a model or field in a message.
 const MAX_NAME_BYTES: usize = 256;
 
@@ -220,14 +222,15 @@ impl ApiError {
 
     /// The body is not protobuf by its content type: Tinker's package sent JSON before 0.25.
     pub fn not_protobuf(found: Option<&str>) -> Self {
-        let found = found.unwrap_or("a body without a type");
+        let found = found.unwrap_or(NO_TYPE);
         Self::unsupported_media(format!(
             "send the body as 'content-type: application/x-protobuf', not '{found}': upgrade tinker to >= 0.25"
         ))
     }
 
     /// The body is no form by its content type.
-    pub fn not_multipart(found: &str) -> Self {
+    pub fn not_multipart(found: Option<&str>) -> Self {
+        let found = found.unwrap_or(NO_TYPE);
         Self::unsupported_media(format!(
             "send the body as 'content-type: multipart/form-data' with its boundary, not '{found}'"
         ))

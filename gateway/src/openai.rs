@@ -24,6 +24,7 @@
 //! - [`files`], [`fine_tuning`], [`order`]: those about training; [`paging`]: their lists in pieces.
 //! - [`errors`]: the one shape every failure has.
 
+pub mod adapter_files;
 pub mod adapters;
 pub mod answer;
 pub mod ask;

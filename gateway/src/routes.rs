@@ -8,7 +8,7 @@ use axum::{
     http::{HeaderValue, Method, Uri, header},
     middleware,
     response::{IntoResponse, Response},
-    routing::{MethodRouter, delete, get, post},
+    routing::{MethodRouter, delete, get, post, put},
 };
 use tower_http::catch_panic::CatchPanicLayer;
 
@@ -23,11 +23,12 @@ use crate::{
     metrics::text::CONTENT_TYPE,
     ollama,
     openai::{
-        adapters, answer::Answer, ask::Ask, chat, collect, completions, delivery::Delivery, embeddings,
-        files, fine_tuning, frames, job::Job, models, responses, stream::Chunks, structured, tokens, upload,
+        adapter_files, adapters, answer::Answer, ask::Ask, chat, collect, completions, delivery::Delivery,
+        embeddings, files, fine_tuning, frames, job::Job, models, responses, stream::Chunks, structured,
+        tokens, upload,
     },
     origin, pages, request,
-    tinker::{checkpoints, sampling, sessions, training},
+    tinker::{checkpoints, downloads, sampling, sessions, training},
 };
 
 /// A route, who may use it, and what answers.
@@ -82,6 +83,8 @@ pub fn table() -> Vec<Route> {
         post("/v1/executors/{name}/drain", Access::Admin, self::post(drain::drain)),
         post("/v1/executors/{name}/undrain", Access::Admin, self::post(drain::undrain)),
         get("/v1/lora_adapters", Access::Admin, self::get(adapters::list)),
+        get("/v1/lora_adapter_files", Access::User, self::get(adapter_files::list)),
+        get("/v1/lora_adapter_files/{file}", Access::User, self::get(adapter_files::one)),
         post("/v1/load_lora_adapter", Access::Admin, self::post(adapters::load)),
         // Files go to the disk as they come, and are counted there.
         post(
@@ -115,6 +118,12 @@ fn user(method: Method, path: &'static str, handler: MethodRouter<Arc<App>>) -> 
     Route { method, path, access: Access::User, handler }
 }
 
+/// A state or an adapter of a run.
+const CHECKPOINT: &str = "/api/v1/training_runs/{run}/checkpoints/{kind}/{name}";
+const CHECKPOINT_URLS: &str = "/api/v1/training_runs/{run}/checkpoints/{kind}/{name}/external_weights_urls";
+const CHECKPOINT_TTL: &str = "/api/v1/training_runs/{run}/checkpoints/{kind}/{name}/ttl";
+const CHECKPOINT_PUBLISH: &str = "/api/v1/training_runs/{run}/checkpoints/{kind}/{name}/publish";
+
 /// Those of Tinker's API.
 fn tinker_routes() -> Vec<Route> {
     vec![
@@ -132,12 +141,23 @@ fn tinker_routes() -> Vec<Route> {
         user(Method::POST, "/api/v1/save_weights", post(training::save)),
         user(Method::POST, "/api/v1/load_weights", post(training::load)),
         user(Method::POST, "/api/v1/save_weights_for_sampler", post(training::save_for_sampler)),
+        user(Method::POST, "/api/v1/save_weights_external", post(training::save_external)),
         user(Method::POST, "/api/v1/create_sampling_session", post(sampling::create)),
         user(Method::GET, "/api/v1/samplers/{id}", get(sampling::one)),
         user(Method::GET, "/api/v1/training_runs", get(checkpoints::runs)),
         user(Method::GET, "/api/v1/training_runs/{run}", get(checkpoints::run)),
         user(Method::GET, "/api/v1/training_runs/{run}/checkpoints", get(checkpoints::of_run)),
-        user(Method::DELETE, "/api/v1/training_runs/{run}/checkpoints/{*id}", delete(checkpoints::delete)),
+        user(Method::DELETE, CHECKPOINT, delete(checkpoints::delete)),
+        user(Method::GET, CHECKPOINT_URLS, get(downloads::urls)),
+        Route {
+            method: Method::GET,
+            path: "/api/v1/downloads/{file}",
+            access: Access::Open,
+            handler: get(downloads::one),
+        },
+        user(Method::PUT, CHECKPOINT_TTL, put(checkpoints::set_ttl)),
+        user(Method::POST, CHECKPOINT_PUBLISH, post(checkpoints::publish)),
+        user(Method::DELETE, CHECKPOINT_PUBLISH, delete(checkpoints::publish)),
         user(Method::GET, "/api/v1/checkpoints", get(checkpoints::list)),
         user(Method::POST, "/api/v1/weights_info", post(checkpoints::weights_info)),
         user(Method::POST, "/api/v1/asample", post(sampling::sample)),

@@ -95,7 +95,7 @@ impl Runs {
     fn sweep_once(self: &Arc<Self>) {
         self.book.sweep();
         self.promises.sweep();
-        tokio::spawn(Arc::clone(self).sweep_passages());
+        tokio::spawn(Arc::clone(self).sweep_files());
     }
 
     /// Requests that use the adapter may finish first.
@@ -108,12 +108,17 @@ impl Runs {
         lock(&self.unloading).remove(&name);
     }
 
-    async fn sweep_passages(self: Arc<Self>) {
-        let passages = self.means.passages.clone();
-        match thread::run("tinker-sweep", move || passages.sweep()).await {
+    /// Removes states whose time is over, and what models that have ended left behind.
+    async fn sweep_files(self: Arc<Self>) {
+        let (passages, states) = (self.means.passages.clone(), self.means.states.clone());
+        let sweep = move || {
+            let (left, over) = (passages.sweep(), states.sweep());
+            left.and(over)
+        };
+        match thread::run("tinker-sweep", sweep).await {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::warn!(%error, "what models left behind cannot be removed"),
-            Err(error) => tracing::warn!(%error, "what models left behind cannot be looked for"),
+            Ok(Err(error)) => tracing::warn!(%error, "files of Tinker runs cannot be removed"),
+            Err(error) => tracing::warn!(%error, "files of Tinker runs cannot be looked for"),
         }
     }
 

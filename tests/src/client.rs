@@ -287,10 +287,11 @@ impl Client {
     /// What is known of the adapter `name`, as `/v1/lora_adapters` says it, up to a second old.
     #[must_use]
     pub fn adapter(&self, name: &str) -> Value {
-        let body = self.get("/v1/lora_adapters");
-        let entries = body["data"].as_array().expect("a list");
-        let entry = entries.iter().find(|entry| entry["name"] == name);
-        entry.unwrap_or_else(|| panic!("there is no adapter {name} in {body}")).clone()
+        // What Tinker's runs keep is listed apart.
+        let lists = ["/v1/lora_adapters", "/v1/lora_adapters?runs=true"].map(|route| self.get(route));
+        let mut entries = lists.iter().flat_map(|body| body["data"].as_array().expect("a list"));
+        let entry = entries.find(|entry| entry["name"] == name);
+        entry.unwrap_or_else(|| panic!("there is no adapter {name} in {lists:?}")).clone()
     }
 
     /// A figure of `/metrics` by its name with labels. The executor's are up to a second old.

@@ -8,6 +8,7 @@ use super::{
     registry::Registry,
     to_end::to_end,
 };
+use crate::random;
 
 impl Registry {
     /// What this process is called among the gateways of a fleet. No other process has the name.
@@ -25,6 +26,21 @@ impl Registry {
             None => Ok(HashSet::from([self.instance.clone()])),
             Some(shared) => shared.stay(&self.instance).await,
         }
+    }
+
+    /// What addresses of downloads are signed with: one secret for all gateways of a fleet; of a host alone, until it ends.
+    ///
+    /// # Errors
+    /// If the registry of the fleet cannot be reached, or the system gives no secret.
+    pub(crate) async fn download_secret(&self) -> Result<&[u8; 32], DatabaseError> {
+        let first = async {
+            let fresh = random::secret().map_err(|error| DatabaseError::Failed(sqlx::Error::Io(error)))?;
+            match self.records.shared() {
+                None => Ok(fresh),
+                Some(shared) => shared.secret("downloads", fresh).await,
+            }
+        };
+        self.download_secret.get_or_try_init(|| first).await
     }
 
     /// Says that this gateway ends. If that fails, others find out a while later.

@@ -7,7 +7,7 @@ use std::{
 };
 
 use ids::AdapterId;
-use tokio::sync::Semaphore;
+use tokio::sync::{OnceCell, Semaphore};
 
 use super::{
     database::{self, Database, Lock, Record},
@@ -92,6 +92,8 @@ pub struct Registry {
     pub(super) counters: Counters,
     /// See [`Registry::instance`].
     pub(super) instance: String,
+    /// What addresses of downloads are signed with, once it is known.
+    pub(super) download_secret: OnceCell<[u8; 32]>,
     /// Dropped last: the next gateway may open the directory then.
     _lock: Lock,
 }
@@ -133,6 +135,7 @@ impl Registry {
             sweep_due: AtomicBool::new(false),
             counters: Counters::default(),
             instance: format!("gateway-{:016x}{:016x}", random_u64(), random_u64()),
+            download_secret: OnceCell::new(),
             _lock: lock,
         });
         tokio::spawn(save_uses(Arc::downgrade(&registry)));

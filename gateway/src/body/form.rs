@@ -60,10 +60,10 @@ impl FromRequest<Arc<App>> for Form {
 impl Form {
     /// The form of a request.
     async fn of(request: Request, limit: Duration, memory: Reservation) -> Result<Self, ApiError> {
-        let (kind, unparsed) = (kind(&request), Arc::new(AtomicU64::new(0)));
+        let (kind, unparsed) = (kind(&request).map(str::to_owned), Arc::new(AtomicU64::new(0)));
         let pieces = |body| Body::new(Pieces::new(body, Arc::clone(&unparsed)));
         let parts = Multipart::from_request(request.map(pieces), &()).await;
-        let parts = parts.map_err(|_| ApiError::not_multipart(&kind))?;
+        let parts = parts.map_err(|_| ApiError::not_multipart(kind.as_deref()))?;
         Ok(Self {
             parts,
             clock: Clock { limit, pace: Pace::new(limit, LEAST_BYTES_PER_S), unparsed },

@@ -14,7 +14,13 @@ use crate::{
     clock::rfc3339,
     errors::ApiError,
     lifecycle::Serving,
-    openai::{adapters::placed, fields::Fields, models::answers, reasoning::Tags, tools},
+    openai::{
+        adapters::placed,
+        fields::Fields,
+        models::{answers, is_listed},
+        reasoning::Tags,
+        tools,
+    },
 };
 
 /// The release of Ollama whose API these routes speak: clients refuse older ones.
@@ -33,7 +39,7 @@ pub async fn tags(
 ) -> Result<Json<Value>, ApiError> {
     let serving = app.serving()?;
     let entries = app.registry.entries();
-    let usable = entries.values().filter(|entry| entry.is_for(&caller) && answers(entry));
+    let usable = entries.values().filter(|entry| entry.is_for(&caller) && is_listed(entry));
     let models: Vec<Value> =
         std::iter::once(base(&serving)).chain(usable.map(|entry| adapter(entry, &serving))).collect();
     Ok(Json(json!({ "models": models })))
@@ -47,10 +53,11 @@ pub async fn ps(
     let serving = app.serving()?;
     let entries = app.registry.entries();
     let placed = placed(&app);
-    let here = entries.values().filter(|entry| entry.is_for(&caller) && answers(entry)).filter_map(|entry| {
-        let bytes = placed.find(entry.id()).device_bytes;
-        (bytes > 0).then(|| (adapter(entry, &serving), bytes))
-    });
+    let here =
+        entries.values().filter(|entry| entry.is_for(&caller) && is_listed(entry)).filter_map(|entry| {
+            let bytes = placed.find(entry.id()).device_bytes;
+            (bytes > 0).then(|| (adapter(entry, &serving), bytes))
+        });
     let base = base(&serving);
     let bytes = base["size"].as_u64().unwrap_or(0);
     let models = std::iter::once((base, bytes)).chain(here).map(|(mut model, bytes)| {

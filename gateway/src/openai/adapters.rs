@@ -2,7 +2,11 @@
 
 use std::{path::PathBuf, sync::Arc};
 
-use axum::{Json, extract::State};
+use axum::{
+    Json,
+    extract::{Query, State},
+};
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::fields::Fields;
@@ -16,17 +20,28 @@ use crate::{
     errors::ApiError,
     executors::Member,
     placement::Placed,
+    runs::saved,
 };
 
+/// Which adapters are listed.
+#[derive(Debug, Deserialize)]
+pub struct Which {
+    /// Those that Tinker's runs keep, instead of those that people have named.
+    #[serde(default)]
+    runs: bool,
+}
+
 /// Every adapter with what it is, where it is, and who uses it.
-pub async fn list(State(app): State<Arc<App>>) -> Json<Value> {
+pub async fn list(State(app): State<Arc<App>>, Query(Which { runs }): Query<Which>) -> Json<Value> {
     let registry = &app.registry;
+    let is_asked = |entry: &&Arc<Entry>| saved::is_of_run(&entry.record.name) == runs;
     let named = registry.entries();
     let placed = placed(&app);
-    let data = named.values().map(|entry| describe(&app, &placed, entry, Named::Yes));
+    let data = named.values().filter(is_asked).map(|entry| describe(&app, &placed, entry, Named::Yes));
     let draining = registry.draining();
-    let data: Vec<Value> =
-        data.chain(draining.iter().map(|entry| describe(&app, &placed, entry, Named::NoMore))).collect();
+    let draining =
+        draining.iter().filter(is_asked).map(|entry| describe(&app, &placed, entry, Named::NoMore));
+    let data: Vec<Value> = data.chain(draining).collect();
     Json(json!({
         "object": "list",
         "data": data,
@@ -210,6 +225,7 @@ fn describe(app: &App, placed: &Placed, entry: &Entry, named: Named) -> Value {
         "accepted_tokens": placement.accepted_tokens,
         "least_confidence": placement.least_confidence,
         "loaded_at": record.loaded_at,
+        "expires_at": entry.expires_at(),
         "last_used_at": entry.last_used_us() / 1_000_000,
     });
     if app.executors.are_several() {

@@ -4,9 +4,7 @@ use std::sync::Arc;
 
 use axum::{
     Extension, Json,
-    body::Body,
     extract::{Path, Query, State},
-    http::{HeaderValue, header},
     response::Response,
 };
 use serde::Deserialize;
@@ -15,7 +13,10 @@ use serde_json::{Value, json};
 use super::paging::{self, PageQuery};
 use crate::{
     app::App,
-    body::form::{Form, Part},
+    body::{
+        self,
+        form::{Form, Part},
+    },
     caller::Caller,
     errors::ApiError,
     training::{
@@ -139,23 +140,7 @@ pub async fn content(
     })?;
     let memory = app.memory.reserve(&caller.tenant, PIECE_BYTES)?;
     let opened = app.training.content(&file).await?;
-    let pieces = futures::stream::unfold((opened, slot, memory), |(mut file, slot, memory)| async move {
-        let mut piece = vec![0; PIECE_BYTES];
-        let piece = match tokio::io::AsyncReadExt::read(&mut file, &mut piece).await {
-            Ok(0) => return None,
-            Ok(length) => {
-                piece.truncate(length);
-                Ok(piece)
-            }
-            Err(error) => Err(error),
-        };
-        Some((piece, (file, slot, memory)))
-    });
-    let mut response = Response::new(Body::from_stream(pieces));
-    let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
-    headers.insert(header::CONTENT_LENGTH, HeaderValue::from(file.bytes));
-    Ok(response)
+    Ok(body::file::respond(opened, file.bytes, (slot, memory)))
 }
 
 /// Removes one of the caller's files.

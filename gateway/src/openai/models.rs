@@ -1,4 +1,4 @@
-//! `/v1/models`: the base model and every adapter that the caller may use.
+//! `/v1/models`: the base model and every adapter that the caller may use, but for what Tinker's runs keep.
 
 use std::sync::Arc;
 
@@ -16,6 +16,7 @@ use crate::{
     caller::{Caller, Role},
     errors::ApiError,
     lifecycle::Serving,
+    runs::saved,
 };
 
 /// A model a request may name.
@@ -47,7 +48,7 @@ pub async fn list(
 ) -> Result<Json<Models>, ApiError> {
     let serving = app.serving()?;
     let entries = app.registry.entries();
-    let usable = entries.values().filter(|entry| entry.is_for(&caller) && answers(entry));
+    let usable = entries.values().filter(|entry| entry.is_for(&caller) && is_listed(entry));
     let adapters = usable.map(|entry| adapter(entry, &serving));
     Ok(Json(Models { object: "list", data: std::iter::once(base(&serving)).chain(adapters).collect() }))
 }
@@ -82,6 +83,12 @@ pub async fn delete(
     }
     app.registry.unload(&id, Some(&entry.record.generation.to_string())).await?;
     Ok(Json(json!({ "id": id, "object": "model", "deleted": true })))
+}
+
+/// Whether lists of models have it: requests can be answered by it, and people named it. What Tinker's runs keep is listed by
+/// its own routes; requests may name it too.
+pub(crate) fn is_listed(entry: &Entry) -> bool {
+    answers(entry) && !saved::is_of_run(&entry.record.name)
 }
 
 /// Whether requests can be answered by it: it is there, and no draft.

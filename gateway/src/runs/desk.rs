@@ -44,6 +44,8 @@ pub enum Work {
         name: String,
         /// In the place of one that has it.
         overwrite: bool,
+        /// For so many seconds; `None` is until it is deleted.
+        ttl_s: Option<u64>,
     },
     /// Serve the adapter.
     Publish {
@@ -51,6 +53,8 @@ pub enum Work {
         adapter: String,
         /// What the client is told.
         answer: Value,
+        /// For so many seconds; `None` is until it is deleted.
+        ttl_s: Option<u64>,
     },
     /// Nothing: it was refused, but has its number.
     Refused(Refusal),

@@ -11,7 +11,10 @@ use serde::{Deserialize, Serialize};
 use training_protocol::session::{Lora, Refusal};
 
 use super::saved;
-use crate::adapters::{Entry, table::Table};
+use crate::{
+    adapters::{Entry, table::Table},
+    clock::seconds_since_1970,
+};
 
 /// Most states that a tenant keeps.
 const MAX_STATES: usize = 1024;
@@ -19,6 +22,8 @@ const MAX_STATES: usize = 1024;
 const ABOUT: &str = "about.json";
 /// The same while it is written.
 const PARTIAL_ABOUT: &str = "about.json.partial";
+/// When a state ends, in seconds since 1970; there is no such file of a state that stays.
+const EXPIRES: &str = "expires";
 
 /// What a state is of.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -36,6 +41,8 @@ pub enum Kind {
     State,
     /// An adapter that is served.
     Sampler,
+    /// An adapter for download.
+    External,
 }
 
 impl Kind {
@@ -45,6 +52,17 @@ impl Kind {
         match self {
             Self::State => "weights",
             Self::Sampler => "sampler_weights",
+            Self::External => "external_weights",
+        }
+    }
+
+    /// As lists have it.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::State => "training",
+            Self::Sampler => "sampler",
+            Self::External => "external",
         }
     }
 }
@@ -64,6 +82,8 @@ pub struct Checkpoint {
     pub at: u64,
     /// Rank of the adapter, if that is known.
     pub rank: Option<usize>,
+    /// When it ends, in seconds since 1970, if it does.
+    pub expires_at: Option<u64>,
 }
 
 impl Checkpoint {
@@ -80,18 +100,21 @@ impl Checkpoint {
     }
 }
 
-/// Adapters of `tenant` that are served of runs.
-pub fn samplers<'a>(table: &'a Table, tenant: &'a str) -> impl Iterator<Item = Checkpoint> + 'a {
+/// Adapters of `tenant` that are kept of runs under names.
+pub fn adapters<'a>(table: &'a Table, tenant: &'a str) -> impl Iterator<Item = Checkpoint> + 'a {
     let of_tenant = |entry: &&Entry| entry.record.tenant.as_deref() == Some(tenant);
     table.values().map(|entry| &**entry).filter(of_tenant).filter_map(|entry| {
-        let (run, name) = saved::sampler_of(&entry.record.name)?;
+        let name = &entry.record.name;
+        let sampler = saved::sampler_of(name).map(|named| (Kind::Sampler, named));
+        let (kind, (run, name)) = sampler.or_else(|| Some((Kind::External, saved::export_of(name)?)))?;
         Some(Checkpoint {
             run: run.to_owned(),
             name: name.to_owned(),
-            kind: Kind::Sampler,
+            kind,
             bytes: entry.record.bytes,
             at: entry.record.loaded_at,
             rank: Some(entry.record.rank as usize),
+            expires_at: entry.expires_at(),
         })
     })
 }
@@ -130,7 +153,7 @@ impl States {
         overwrite: bool,
     ) -> Result<PathBuf, Refusal> {
         let directory = self.directory(tenant, run, name);
-        if directory.exists() && !overwrite {
+        if self.has(tenant, run, name) && !overwrite {
             let message =
                 format!("there is a state '{name}' already: choose another name, or say overwrite=True");
             return Err(Refusal::user(message));
@@ -142,6 +165,10 @@ impl States {
         let (count, bytes) = (others.len(), others.iter().map(|state| state.bytes).sum::<u64>());
         let limit = self.tenant_bytes;
         if count < MAX_STATES && bytes < limit {
+            if directory.exists() {
+                // A sweep must not remove what is about to be written.
+                Self::set_expiry(&directory, None).map_err(failed)?;
+            }
             return Ok(directory);
         }
         Err(Refusal::user(format!(
@@ -155,6 +182,56 @@ impl States {
         self.root.join("states").join(&blake3::hash(tenant.as_bytes()).to_hex()[..32])
     }
 
+    /// Whether there is a state of this name whose time is not over.
+    #[must_use]
+    pub fn has(&self, tenant: &str, run: &str, name: &str) -> bool {
+        let directory = self.directory(tenant, run, name);
+        directory.exists() && !is_over(expires_at(&directory))
+    }
+
+    /// Lets a state end at a time, in seconds since 1970, or never. Durable when this returns.
+    ///
+    /// # Errors
+    /// That cannot be written.
+    pub fn set_expiry(directory: &Path, at: Option<u64>) -> io::Result<()> {
+        let path = directory.join(EXPIRES);
+        match at {
+            None => match fs::remove_file(&path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            },
+            Some(at) => {
+                let fresh = directory.join(format!("{EXPIRES}.new"));
+                fs::write(&fresh, at.to_string())?;
+                File::open(&fresh)?.sync_all()?;
+                fs::rename(&fresh, &path)?;
+            }
+        }
+        File::open(directory)?.sync_all()
+    }
+
+    /// Removes states of all tenants whose time is over.
+    ///
+    /// # Errors
+    /// They cannot be looked at, or one cannot be removed.
+    pub fn sweep(&self) -> io::Result<()> {
+        for tenant in entries(&self.root.join("states"))? {
+            for run in entries(&tenant)? {
+                let mut states = entries(&run)?;
+                states.retain(|state| is_over(expires_at(state)));
+                for state in &states {
+                    tracing::info!(state = %state.display(), "a state of a Tinker run is removed: its ttl_seconds are over");
+                    fs::remove_dir_all(state)?;
+                }
+                if !states.is_empty() {
+                    // The last one takes its run along.
+                    let _ = fs::remove_dir(&run);
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Every state of `tenant`.
     ///
     /// # Errors
@@ -164,7 +241,7 @@ impl States {
         for run in entries(&self.of(tenant))? {
             for state in entries(&run)? {
                 // One that is being removed, or was never finished, is none.
-                all.extend(state_at(&state).ok());
+                all.extend(state_at(&state).ok().filter(|state| !is_over(state.expires_at)));
             }
         }
         Ok(all)
@@ -213,6 +290,15 @@ fn entries(directory: &Path) -> io::Result<Vec<PathBuf>> {
     }
 }
 
+/// When the state in a directory ends, in seconds since 1970.
+fn expires_at(directory: &Path) -> Option<u64> {
+    fs::read_to_string(directory.join(EXPIRES)).ok()?.parse().ok()
+}
+
+fn is_over(expires_at: Option<u64>) -> bool {
+    expires_at.is_some_and(|at| at <= seconds_since_1970())
+}
+
 fn state_at(directory: &Path) -> io::Result<Checkpoint> {
     let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let (mut bytes, mut at) = (0, None);
@@ -229,6 +315,7 @@ fn state_at(directory: &Path) -> io::Result<Checkpoint> {
         bytes,
         at: at.map(since_1970).ok_or(io::ErrorKind::NotFound)?,
         rank: States::about(directory).and_then(|about| about.lora).map(|lora| lora.rank),
+        expires_at: expires_at(directory),
     })
 }
 
@@ -259,6 +346,37 @@ mod tests {
         assert!(states.remove("alice", "r-0", "first").unwrap());
         assert!(!states.remove("alice", "r-0", "first").unwrap());
         assert_eq!(states.list("alice").unwrap(), []);
+    }
+
+    #[test]
+    fn a_state_ends_with_its_time_and_leaves_room() {
+        let place = tempfile::tempdir().unwrap();
+        let states = States::below(place.path(), 100);
+        let directories = ["over", "later", "never"].map(|name| {
+            let directory = states.directory("alice", "r-0", name);
+            fs::create_dir_all(&directory).unwrap();
+            fs::write(directory.join("checkpoint"), [0; 60]).unwrap();
+            directory
+        });
+        let later = seconds_since_1970() + 3600;
+        States::set_expiry(&directories[1], Some(later)).unwrap();
+        assert!(states.make_room("alice", "r-0", "another", false).is_err());
+        for at in [None, Some(1)] {
+            States::set_expiry(&directories[0], at).unwrap();
+        }
+        let mut listed = states.list("alice").unwrap();
+        listed.sort_by(|a, b| a.name.cmp(&b.name));
+        let ends: Vec<_> = listed.iter().map(|state| (state.name.as_str(), state.expires_at)).collect();
+        assert_eq!(ends, [("later", Some(later)), ("never", None)]);
+        let has = |name| states.has("alice", "r-0", name);
+        assert!(!has("over") && has("later") && has("never"));
+        states.sweep().unwrap();
+        assert_eq!(directories.map(|directory| directory.exists()), [false, true, true]);
+        let alone = states.directory("bob", "r-1", "only");
+        fs::create_dir_all(&alone).unwrap();
+        States::set_expiry(&alone, Some(1)).unwrap();
+        states.sweep().unwrap();
+        assert!(!alone.parent().unwrap().exists(), "a run without states is gone");
     }
 
     #[test]

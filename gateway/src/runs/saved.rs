@@ -1,12 +1,16 @@
-//! Names of what is kept of models: `tinker://RUN/weights/NAME` is a state, and `tinker://RUN/sampler_weights/NAME` an adapter
-//! like any other.
+//! Names of what is kept of models: `tinker://RUN/weights/NAME` is a state, `tinker://RUN/sampler_weights/NAME` an adapter
+//! that requests may name, and `tinker://RUN/external_weights/NAME` an adapter for download.
 
 use training_protocol::session::Refusal;
 
 /// Longest name, in bytes.
 const MAX_NAME_BYTES: usize = 128;
+/// What stands between the name of a run and the name of its sampler.
+const SAMPLER: char = '-';
 /// What stands between the name of a run and the number of a snapshot; no name holds it.
 const SNAPSHOT: char = '~';
+/// What stands between the name of a run and the name of what is kept for download; no name holds it.
+const EXPORT: char = '@';
 
 /// What a path names.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,6 +24,11 @@ pub enum Kept {
     },
     /// An adapter of this name.
     Sampler {
+        /// In the registry.
+        adapter: String,
+    },
+    /// An adapter that is kept for download.
+    External {
         /// In the registry.
         adapter: String,
     },
@@ -44,6 +53,7 @@ impl Kept {
         match kind {
             "weights" => Ok(Self::State { run: run.to_owned(), name: name.to_owned() }),
             "sampler_weights" => Ok(Self::Sampler { adapter: adapter(run, name) }),
+            "external_weights" => Ok(Self::External { adapter: export(run, name) }),
             _ => Err(wrong()),
         }
     }
@@ -56,9 +66,9 @@ impl Kept {
 pub fn state(path: &str) -> Result<(String, String), Refusal> {
     match Kept::parse(path)? {
         Kept::State { run, name } => Ok((run, name)),
-        Kept::Sampler { .. } => {
-            Err(Refusal::user("weights for samplers cannot be trained on: load what save_state kept"))
-        }
+        Kept::Sampler { .. } | Kept::External { .. } => Err(Refusal::user(
+            "weights for samplers and for download cannot be trained on: load what save_state kept",
+        )),
     }
 }
 
@@ -95,15 +105,58 @@ pub fn run_of_snapshot(adapter: &str) -> Option<&str> {
     adapter.strip_prefix("tinker-")?.split_once(SNAPSHOT).map(|(run, _)| run)
 }
 
+/// What the adapter is called that is kept of a run for download.
+#[must_use]
+pub fn export(run: &str, name: &str) -> String {
+    format!("tinker-{run}{EXPORT}{name}")
+}
+
 /// Which run an adapter is served of, and under which name, if one of a tenant's choice.
 #[must_use]
 pub fn sampler_of(adapter: &str) -> Option<(&str, &str)> {
+    split(adapter).filter(|(_, mark, _)| *mark == SAMPLER).map(|(run, _, name)| (run, name))
+}
+
+/// Which run an adapter for download is of, and under which name.
+#[must_use]
+pub fn export_of(adapter: &str) -> Option<(&str, &str)> {
+    split(adapter).filter(|(_, mark, _)| *mark == EXPORT).map(|(run, _, name)| (run, name))
+}
+
+/// Whether an adapter belongs to a run, and not to people: lists of models leave it out.
+#[must_use]
+pub fn is_of_run(adapter: &str) -> bool {
+    split(adapter).is_some_and(|(_, mark, _)| [SAMPLER, SNAPSHOT, EXPORT].contains(&mark))
+}
+
+/// The run in the name of its adapter, the character behind it, and what follows.
+fn split(adapter: &str) -> Option<(&str, char, &str)> {
     const SESSION_DIGITS: usize = 32;
     let of_run = adapter.strip_prefix("tinker-")?;
     let (session, rest) = of_run.split_at_checked(SESSION_DIGITS)?;
-    let (number, name) = rest.strip_prefix('-')?.split_once('-')?;
-    let is_run = session.bytes().all(|byte| byte.is_ascii_hexdigit()) && number.parse::<u64>().is_ok();
-    is_run.then(|| (&of_run[..SESSION_DIGITS + 1 + number.len()], name))
+    let number = rest.strip_prefix('-')?;
+    let digits = number.find(|c: char| !c.is_ascii_digit())?;
+    let (run, rest) = of_run.split_at(SESSION_DIGITS + 1 + digits);
+    let mut name = rest.chars();
+    let mark = name.next()?;
+    let is_run = digits > 0 && session.bytes().all(|byte| byte.is_ascii_hexdigit());
+    is_run.then(|| (run, mark, name.as_str()))
+}
+
+/// How long something is kept, in seconds, if that is said: Tinker has 1 hour to 10 years.
+///
+/// # Errors
+/// The time is shorter or longer.
+pub fn checked_ttl(ttl_s: Option<u64>) -> Result<Option<u64>, Refusal> {
+    const TTL_S: std::ops::RangeInclusive<u64> = 3600..=10 * 366 * 86_400;
+    match ttl_s {
+        Some(ttl_s) if !TTL_S.contains(&ttl_s) => Err(Refusal::user(format!(
+            "'ttl_seconds' must be {} (1 hour) to {} (10 years), or left out to keep it until it is deleted",
+            TTL_S.start(),
+            TTL_S.end()
+        ))),
+        ttl_s => Ok(ttl_s),
+    }
 }
 
 #[cfg(test)]
@@ -140,5 +193,20 @@ mod tests {
         let others =
             [snapshot(&run, 3), format!("tinker-{session}-a"), "tinker-7-a".to_owned(), "pirate".to_owned()];
         assert!(others.iter().all(|name| sampler_of(name).is_none()), "{others:?}");
+        assert_eq!(export_of(&export(&run, "a-1")), Some((run.as_str(), "a-1")));
+        assert!(
+            [export(&run, "a"), adapter(&run, "a"), snapshot(&run, 1)].iter().all(|name| is_of_run(name))
+        );
+        let peoples = ["tinker-x~y", "tinker-toy", "pirate", &format!("tinker-{session}-7")];
+        assert!(!peoples.iter().any(|name| is_of_run(name)));
+    }
+
+    #[test]
+    fn what_is_kept_for_a_time_is_kept_an_hour_to_ten_years() {
+        assert_eq!(checked_ttl(None).unwrap(), None);
+        assert_eq!(checked_ttl(Some(3600)).unwrap(), Some(3600));
+        for ttl_s in [0, 3599, u64::MAX] {
+            assert!(checked_ttl(Some(ttl_s)).unwrap_err().message.contains("1 hour"));
+        }
     }
 }

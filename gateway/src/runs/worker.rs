@@ -22,6 +22,7 @@ use super::{
 };
 use crate::{
     adapters::{LoadRequest, Registry, Replace, Terms, to_end},
+    clock::seconds_since_1970,
     errors::ApiError,
     lifecycle::Status,
     thread,
@@ -144,8 +145,8 @@ impl Worker {
                 self.desk.note(|progress| progress.steps += u64::from(done.is_ok()));
                 done.map(|(done, _)| Outcome::Json(json!({ "type": "optim_step", "metrics": done.metrics })))
             }
-            Work::SaveState { name, overwrite } => self.save(trainer, &name, overwrite).await?,
-            Work::Publish { adapter, answer } => self.publish(trainer, adapter, answer).await?,
+            Work::SaveState { name, overwrite, ttl_s } => self.save(trainer, &name, overwrite, ttl_s).await?,
+            Work::Publish { adapter, answer, ttl_s } => self.publish(trainer, adapter, answer, ttl_s).await?,
         })
     }
 
@@ -166,8 +167,9 @@ impl Worker {
     ) -> io::Result<Result<Outcome, Refusal>> {
         let directory = self.means.states.directory(&self.tenant, run, name);
         let path = format!("tinker://{run}/weights/{name}");
-        let looked_at = directory.clone();
-        match on_disk(move || looked_at.exists()).await {
+        let (states, tenant) = (self.means.states.clone(), Arc::clone(&self.tenant));
+        let kept = (run.to_owned(), name.to_owned());
+        match on_disk(move || states.has(&tenant, &kept.0, &kept.1)).await {
             Ok(true) => {}
             Ok(false) => {
                 let message = format!("there is no state {path}; save_state gives its path");
@@ -187,6 +189,7 @@ impl Worker {
         trainer: &mut Trainer,
         name: &str,
         overwrite: bool,
+        ttl_s: Option<u64>,
     ) -> io::Result<Result<Outcome, Refusal>> {
         let (states, tenant) = (self.means.states.clone(), Arc::clone(&self.tenant));
         let (run, kept) = (self.run.clone(), name.to_owned());
@@ -202,8 +205,11 @@ impl Worker {
         let base = self.means.status.borrow().serving().map(|serving| serving.base_name.clone());
         let about = About { base: base.unwrap_or_default(), lora: self.desk.lora.get().cloned() };
         let (states, path) = (self.means.states.clone(), format!("tinker://{}/weights/{name}", self.run));
-        let described = on_disk(move || states.describe(&directory, &about)).await;
-        Ok(described.and_then(|described| match described {
+        let describe = move || {
+            states.describe(&directory, &about)?;
+            States::set_expiry(&directory, ttl_s.map(from_now))
+        };
+        Ok(on_disk(describe).await.and_then(|described| match described {
             Ok(()) => Ok(Outcome::Json(json!({ "type": "save_weights", "path": path }))),
             Err(error) => Err(Refusal::server(format!("the state cannot be kept: {error}"))),
         }))
@@ -214,17 +220,18 @@ impl Worker {
         trainer: &mut Trainer,
         adapter: String,
         answer: Value,
+        ttl_s: Option<u64>,
     ) -> io::Result<Result<Outcome, Refusal>> {
         let passage = self.means.passages.open(&self.run);
         let published = match trainer.order(&Order::SaveWeights { directory: passage.path() }, &[]).await? {
-            Ok(_) => self.register(adapter, passage).await,
+            Ok(_) => self.register(adapter, passage, ttl_s).await,
             Err(failure) => Err(failure),
         };
         Ok(published.map(|()| Outcome::Json(answer)))
     }
 
     /// Serves what is in `passage`, which stays until it is copied even if this model ends meanwhile.
-    async fn register(&mut self, name: String, passage: Passage) -> Result<(), Refusal> {
+    async fn register(&mut self, name: String, passage: Passage, ttl_s: Option<u64>) -> Result<(), Refusal> {
         let serving = self.means.status.borrow().serving().map_err(ApiError::from)?;
         let request = LoadRequest {
             name: name.clone(),
@@ -236,7 +243,7 @@ impl Worker {
         let registry = Arc::clone(&self.means.registry);
         let is_snapshot = saved::run_of_snapshot(&name).is_some();
         let made_by = is_snapshot.then(|| registry.instance().to_owned());
-        let terms = Terms { made_by, ..Terms::default() };
+        let terms = Terms { made_by, expires_at: ttl_s.map(from_now), publication: None };
         let load = async move {
             let loaded = registry.load_made(request, &serving.base_name, terms).await;
             drop(passage);
@@ -268,6 +275,11 @@ impl Drop for Worker {
 async fn on_disk<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Refusal> {
     let done = thread::run("tinker-states", work).await;
     done.map_err(|error| Refusal::server(format!("the disk cannot be looked at: {error}")))
+}
+
+/// A time so many seconds from now, in seconds since 1970.
+fn from_now(ttl_s: u64) -> u64 {
+    seconds_since_1970().saturating_add(ttl_s)
 }
 
 fn ended(error: &io::Error) -> Refusal {

@@ -1,7 +1,7 @@
 //! Routes about what is kept: `training_runs`, their `checkpoints`, and `weights_info`. There is nothing of a run but what it
 //! has kept and what it does now: one that has ended without keeping anything is gone.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, io, sync::Arc};
 
 use axum::{
     Extension, Json,
@@ -12,10 +12,11 @@ use serde_json::{Value, json};
 
 use super::sessions::read;
 use crate::{
-    adapters::AdapterError,
+    adapters::{AdapterError, Entry},
     app::App,
     body::JsonBody,
     caller::Caller,
+    clock::seconds_since_1970,
     errors::ApiError,
     runs::{
         book::Live,
@@ -66,7 +67,7 @@ async fn all(app: &App, caller: &Caller) -> Result<Vec<Checkpoint>, ApiError> {
     let listed = listed.map_err(|error| ApiError::internal(error.to_string()))?;
     let mut all =
         listed.map_err(|error| ApiError::internal(format!("the states cannot be looked at: {error}")))?;
-    all.extend(kept::samplers(&app.registry.entries(), &caller.tenant));
+    all.extend(kept::adapters(&app.registry.entries(), &caller.tenant));
     all.sort_by(|a, b| b.at.cmp(&a.at).then_with(|| a.path().cmp(&b.path())));
     Ok(all)
 }
@@ -78,10 +79,9 @@ fn live(app: &App, caller: &Caller) -> BTreeMap<String, Live> {
 }
 
 fn described(checkpoint: &Checkpoint) -> Value {
-    let kind = if checkpoint.kind == Kind::State { "training" } else { "sampler" };
     json!({
-        "checkpoint_id": checkpoint.id(), "checkpoint_type": kind, "time": checkpoint.at,
-        "tinker_path": checkpoint.path(), "size_bytes": checkpoint.bytes,
+        "checkpoint_id": checkpoint.id(), "checkpoint_type": checkpoint.kind.word(), "time": checkpoint.at,
+        "tinker_path": checkpoint.path(), "size_bytes": checkpoint.bytes, "expires_at": checkpoint.expires_at,
     })
 }
 
@@ -163,36 +163,111 @@ pub async fn list(
     piece.of("checkpoints", all.iter().map(described).collect())
 }
 
-/// `DELETE training_runs/{run}/checkpoints/{id}`: takes a state away, or an adapter. Whoever samples from it finishes.
+/// What a route names of a run.
+pub(super) struct Named {
+    pub(super) path: String,
+    kept: Kept,
+}
+
+impl Named {
+    pub(super) fn read((run, kind, name): (String, String, String)) -> Result<Self, ApiError> {
+        let path = format!("tinker://{}/{kind}/{name}", named(&run)?);
+        match Kept::parse(&path) {
+            Ok(kept) => Ok(Self { path, kept }),
+            Err(_) => Err(nothing(&path)),
+        }
+    }
+
+    /// The adapter, if the path is one of an adapter of the caller's tenant.
+    pub(super) fn adapter(&self, app: &App, caller: &Caller) -> Result<Arc<Entry>, ApiError> {
+        let (Kept::Sampler { adapter } | Kept::External { adapter }) = &self.kept else {
+            return Err(nothing(&self.path));
+        };
+        let own = |entry: &&Arc<Entry>| entry.record.tenant.as_deref() == Some(&*caller.tenant);
+        app.registry.entries().get(adapter).filter(own).cloned().ok_or_else(|| nothing(&self.path))
+    }
+
+    /// Does something with the directory of a state of the caller's tenant.
+    async fn with_state(
+        &self,
+        app: &App,
+        caller: &Caller,
+        work: impl FnOnce(&States, &str, &str, &str) -> io::Result<()> + Send + 'static,
+    ) -> Result<(), ApiError> {
+        let Kept::State { run, name } = self.kept.clone() else { return Err(nothing(&self.path)) };
+        let (states, tenant) = (app.runs.means.states.clone(), Arc::clone(&caller.tenant));
+        let done = thread::run("tinker-states", move || match states.has(&tenant, &run, &name) {
+            true => work(&states, &tenant, &run, &name).map(|()| true),
+            false => Ok(false),
+        });
+        match done.await.map_err(|error| ApiError::internal(error.to_string()))? {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(nothing(&self.path)),
+            Err(error) => Err(ApiError::internal(format!("{} cannot be changed: {error}", self.path))),
+        }
+    }
+}
+
+fn nothing(path: &str) -> ApiError {
+    ApiError::not_found(format!("nothing is kept at {path}"))
+}
+
+/// `DELETE training_runs/{run}/checkpoints/{kind}/{name}`: takes a state away, or an adapter. Whoever samples from it finishes.
 pub async fn delete(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
-    Path((run, id)): Path<(String, String)>,
+    Path(place): Path<(String, String, String)>,
 ) -> Result<Json<Value>, ApiError> {
-    let path = format!("tinker://{}/{id}", named(&run)?);
-    let gone = || ApiError::not_found(format!("nothing is kept at {path}"));
-    let is_removed = match Kept::parse(&path).map_err(|_| gone())? {
-        Kept::State { run, name } => {
-            let (states, tenant) = (app.runs.means.states.clone(), Arc::clone(&caller.tenant));
-            let removed = thread::run("tinker-states", move || states.remove(&tenant, &run, &name)).await;
-            let removed = removed.map_err(|error| ApiError::internal(error.to_string()))?;
-            removed.map_err(|error| ApiError::internal(format!("{path} cannot be removed: {error}")))?
-        }
-        Kept::Sampler { adapter } => {
-            let entries = app.registry.entries();
-            let own = |adapter: &String| {
-                entries.get(adapter).is_some_and(|of| of.record.tenant.as_deref() == Some(&*caller.tenant))
-            };
-            match Some(adapter).filter(own) {
-                None => false,
-                Some(adapter) => match app.registry.unload(&adapter, None).await {
-                    Err(AdapterError::NotFound(_)) => false,
-                    removed => removed.map(|_| true)?,
-                },
-            }
-        }
-    };
-    if is_removed { Ok(Json(json!({}))) } else { Err(gone()) }
+    let named = Named::read(place)?;
+    if matches!(named.kept, Kept::State { .. }) {
+        let remove =
+            |states: &States, tenant: &str, run: &str, name: &str| states.remove(tenant, run, name).map(drop);
+        named.with_state(&app, &caller, remove).await?;
+        return Ok(Json(json!({})));
+    }
+    let adapter = named.adapter(&app, &caller)?;
+    match app.registry.unload(&adapter.record.name, None).await {
+        Err(AdapterError::NotFound(_)) => Err(nothing(&named.path)),
+        removed => Ok(removed.map(|_| Json(json!({})))?),
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Ttl {
+    ttl_seconds: Option<u64>,
+}
+
+/// `PUT training_runs/{run}/checkpoints/{kind}/{name}/ttl`: lets it end so many seconds from now, or stay.
+pub async fn set_ttl(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    Path(place): Path<(String, String, String)>,
+    body: JsonBody,
+) -> Result<Json<Value>, ApiError> {
+    let (named, Ttl { ttl_seconds }) = (Named::read(place)?, read(&app, body).await?);
+    let ttl_s = saved::checked_ttl(ttl_seconds);
+    let ttl_s = ttl_s.map_err(|refusal| ApiError::invalid("ttl_seconds", refusal.message))?;
+    let at = ttl_s.map(|ttl_s| seconds_since_1970().saturating_add(ttl_s));
+    if matches!(named.kept, Kept::State { .. }) {
+        let set = move |states: &States, tenant: &str, run: &str, name: &str| {
+            States::set_expiry(&states.directory(tenant, run, name), at)
+        };
+        named.with_state(&app, &caller, set).await?;
+    } else {
+        let adapter = named.adapter(&app, &caller)?;
+        app.registry.set_expiry(&adapter.record.name, at).await?;
+    }
+    Ok(Json(json!({})))
+}
+
+/// `POST` and `DELETE training_runs/{run}/checkpoints/{kind}/{name}/publish`: nothing here is open to everybody.
+pub async fn publish() -> ApiError {
+    ApiError::not_implemented(
+        "not_supported",
+        "this server publishes no checkpoints: download the adapter ('holobiont adapters pull', 'tinker checkpoint \
+         download'), and let an administrator load it for others ('holobiont adapters add')",
+    )
 }
 
 #[derive(Deserialize)]
@@ -212,7 +287,7 @@ pub async fn weights_info(
     let found = found.ok_or_else(|| ApiError::not_found("nothing is kept at this path"))?;
     let directory = app.runs.means.states.directory(&caller.tenant, &found.run, &found.name);
     let about = match found.kind {
-        Kind::Sampler => None,
+        Kind::Sampler | Kind::External => None,
         Kind::State => thread::run("tinker-states", move || States::about(&directory))
             .await
             .map_err(|error| ApiError::internal(error.to_string()))?,

@@ -78,9 +78,9 @@ fn adapter_of(app: &App, caller: &Caller, path: &str) -> Result<String, ApiError
     match kept {
         Kept::Sampler { adapter } if app.registry.entries().find(&adapter, caller).is_some() => Ok(adapter),
         Kept::Sampler { .. } => Err(ApiError::model_not_found(path)),
-        Kept::State { .. } => Err(ApiError::invalid(
+        Kept::State { .. } | Kept::External { .. } => Err(ApiError::invalid(
             "model_path",
-            "a state cannot be sampled from: use the path that save_weights_for_sampler gives",
+            "a state, or what is kept for download, cannot be sampled from: use the path that save_weights_for_sampler gives",
         )),
     }
 }

@@ -254,8 +254,7 @@ struct Save {
     path: Option<String>,
     #[serde(default)]
     overwrite: bool,
-    #[serde(rename = "ttl_seconds")]
-    _ttl_seconds: Option<u64>,
+    ttl_seconds: Option<u64>,
     #[serde(rename = "user_metadata")]
     _user_metadata: Option<IgnoredAny>,
     sampling_session_seq_id: Option<u64>,
@@ -275,8 +274,11 @@ pub async fn save(
     let model = app.runs.book.find_model(&request.model_id, &caller.tenant)?;
     let seq = check_seq(request.seq_id)?;
     let name = request.path.unwrap_or_else(|| format!("step-{seq}"));
-    let name = saved::checked(&name).map(str::to_owned);
-    let work = name.map(|name| Work::SaveState { name, overwrite: request.overwrite });
+    let ttl_s = saved::checked_ttl(request.ttl_seconds);
+    let work = ttl_s.and_then(|ttl_s| {
+        let name = saved::checked(&name)?.to_owned();
+        Ok(Work::SaveState { name, overwrite: request.overwrite, ttl_s })
+    });
     promise(&app, &caller, &model, seq, or_refused(work))
 }
 
@@ -289,14 +291,18 @@ pub async fn save_for_sampler(
     let request: Save = read(&app, body).await?;
     let model = app.runs.book.find_model(&request.model_id, &caller.tenant)?;
     let (seq, run) = (check_seq(request.seq_id)?, model.run.clone());
+    let ttl_s = saved::checked_ttl(request.ttl_seconds);
     let work = match (&request.path, request.sampling_session_seq_id) {
-        (Some(name), _) => saved::checked(name).map(|name| Work::Publish {
-            adapter: saved::adapter(&run, name),
-            answer: json!({
-                "type": "save_weights_for_sampler",
-                "path": format!("tinker://{run}/sampler_weights/{name}"),
-            }),
-        }),
+        (Some(name), _) => {
+            ttl_s.and_then(|ttl_s| Ok((saved::checked(name)?, ttl_s))).map(|(name, ttl_s)| Work::Publish {
+                adapter: saved::adapter(&run, name),
+                ttl_s,
+                answer: json!({
+                    "type": "save_weights_for_sampler",
+                    "path": format!("tinker://{run}/sampler_weights/{name}"),
+                }),
+            })
+        }
         (None, Some(number)) => {
             let adapter = saved::snapshot(&run, seq);
             let session = run.rsplit_once('-').map_or("", |(session, _)| session);
@@ -304,11 +310,46 @@ pub async fn save_for_sampler(
             let sampler = Sampler { model_path: None, adapter: Some(adapter.clone()), memory };
             let id = app.runs.book.sampler(session, number, &caller.tenant, sampler)?;
             let answer = json!({ "type": "save_weights_for_sampler", "sampling_session_id": id });
-            Ok(Work::Publish { adapter, answer })
+            ttl_s.map(|ttl_s| Work::Publish { adapter, answer, ttl_s })
         }
         (None, None) => Err(Refusal::user("either 'path' or 'sampling_session_seq_id' is needed")),
     };
     promise(&app, &caller, &model, seq, or_refused(work))
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SaveExternal {
+    model_id: String,
+    path: String,
+    seq_id: Option<u64>,
+    ttl_seconds: Option<u64>,
+    age_encryption_recipients: Option<Vec<String>>,
+    #[serde(rename = "type")]
+    _type: Option<String>,
+}
+
+fn external(run: &str, request: &SaveExternal) -> Result<Work, Refusal> {
+    if request.age_encryption_recipients.as_ref().is_some_and(|recipients| !recipients.is_empty()) {
+        let why = "'age_encryption_recipients' is not supported: leave it out, and encrypt what you download";
+        return Err(Refusal::user(why));
+    }
+    let (name, ttl_s) = (saved::checked(&request.path)?, saved::checked_ttl(request.ttl_seconds)?);
+    let path = format!("tinker://{run}/external_weights/{name}");
+    let answer = json!({ "type": "save_weights_external", "path": path });
+    Ok(Work::Publish { adapter: saved::export(run, name), answer, ttl_s })
+}
+
+/// Keeps the adapter for download, as PEFT has it.
+pub async fn save_external(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    body: JsonBody,
+) -> Promised {
+    let request: SaveExternal = read(&app, body).await?;
+    let model = app.runs.book.find_model(&request.model_id, &caller.tenant)?;
+    let seq = check_seq(request.seq_id)?;
+    promise(&app, &caller, &model, seq, or_refused(external(&model.run, &request)))
 }
 
 #[derive(Deserialize)]

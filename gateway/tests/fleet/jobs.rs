@@ -328,7 +328,7 @@ async fn a_registry_of_before_gets_the_tables_of_jobs() {
     drop(host);
     let mut connection = PgConnection::connect(&postgres.url()).await.unwrap();
     let back = "DROP TABLE holobiont_job_events, holobiont_jobs, holobiont_files, holobiont_litter, holobiont_keys, \
-                holobiont_gateways; \
+                holobiont_gateways, holobiont_secrets; \
                 ALTER TABLE holobiont_adapters DROP COLUMN made_by, DROP COLUMN expires_at; \
                 UPDATE holobiont_layout SET number = 1;";
     sqlx::raw_sql(back).execute(&mut connection).await.unwrap();

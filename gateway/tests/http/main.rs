@@ -4,8 +4,12 @@
 
 mod client;
 mod fake_executor;
+mod fake_trainer;
 mod fake_trainers;
 mod harness;
+#[path = "../../../tests/src/servers/mod.rs"]
+#[allow(dead_code, unreachable_pub, reason = "the tests of deployments use all of it")]
+mod servers;
 mod text;
 
 mod access;
@@ -15,6 +19,7 @@ mod embeddings;
 mod every_route;
 mod executors;
 mod files;
+mod fleet;
 mod floods;
 mod histories;
 mod limits;
@@ -32,6 +37,7 @@ mod sums;
 mod targets;
 mod tinker;
 mod tinker_floods;
+mod tinker_kept;
 mod token_ids;
 mod tools;
 mod uploads;

@@ -1,4 +1,5 @@
-//! Which gateways of a fleet are alive: each renews its row, and counts as gone once the row is missing or out of date.
+//! Which gateways of a fleet are alive: each renews its row, and counts as gone once the row is missing or out of date. And the
+//! secrets that all of them have.
 
 use std::collections::HashSet;
 
@@ -40,5 +41,25 @@ impl Shared {
         let pool = self.session()?;
         let left = sqlx::query("DELETE FROM holobiont_gateways WHERE id = $1").bind(id);
         self.within(left.execute(&pool)).await.map(drop)
+    }
+
+    /// The secret of all gateways of the fleet for a use; the first that asks for it brings `fresh`.
+    pub(in crate::adapters) async fn secret(
+        &self,
+        name: &str,
+        fresh: [u8; 32],
+    ) -> Result<[u8; 32], DatabaseError> {
+        let pool = self.session()?;
+        let asked = async {
+            let brought = sqlx::query(
+                "INSERT INTO holobiont_secrets (name, secret) VALUES ($1, $2) ON CONFLICT DO NOTHING",
+            );
+            brought.bind(name).bind(fresh.as_slice()).execute(&pool).await?;
+            let secret =
+                sqlx::query_scalar("SELECT secret FROM holobiont_secrets WHERE name = $1").bind(name);
+            let secret: Vec<u8> = secret.fetch_one(&pool).await?;
+            secret.try_into().map_err(|_| sqlx::Error::Decode("a secret has not 32 bytes".into()))
+        };
+        self.within(asked).await
     }
 }

@@ -1,7 +1,7 @@
 //! The tables in PostgreSQL.
 
 /// Steps from nothing to the layout of today; the layout's number is how many were taken. Never edit one.
-pub(super) const MIGRATIONS: &[&str] = &[ADAPTERS, TRAINING, KEYS, LIFETIMES];
+pub(super) const MIGRATIONS: &[&str] = &[ADAPTERS, TRAINING, KEYS, LIFETIMES, SECRETS];
 
 /// What is registered, and the log of its changes.
 const ADAPTERS: &str = "CREATE TABLE holobiont_clock (
@@ -79,3 +79,9 @@ const LIFETIMES: &str = "CREATE TABLE holobiont_gateways (
     ALTER TABLE holobiont_adapters ADD COLUMN expires_at BIGINT;
     UPDATE holobiont_adapters SET made_by = 'unknown'
         WHERE name LIKE 'tinker-%~%' AND tenant IS NOT NULL AND source LIKE '%/tinker/passing/%';";
+
+/// What gateways sign with, by its use.
+const SECRETS: &str = "CREATE TABLE holobiont_secrets (
+        name TEXT COLLATE \"C\" PRIMARY KEY,
+        secret BYTEA NOT NULL CHECK (octet_length(secret) = 32)
+    );";

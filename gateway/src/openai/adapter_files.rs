@@ -1,0 +1,100 @@
+//! `GET /v1/lora_adapter_files`: the files of an adapter, for its tenant and for administrators to take away.
+
+use std::sync::Arc;
+
+use axum::{
+    Extension, Json,
+    extract::{Path, Query, State},
+    response::Response,
+};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::{
+    adapters::{
+        Entry,
+        download::{Download, DownloadError},
+    },
+    app::App,
+    body,
+    caller::{Caller, Role},
+    errors::ApiError,
+};
+
+/// Whose files are asked for.
+#[derive(Debug, Deserialize)]
+pub struct Asked {
+    /// What requests call the adapter.
+    lora_name: String,
+    /// Only this generation.
+    expected_generation: Option<String>,
+}
+
+impl Asked {
+    /// The adapter, if the caller may take its files away.
+    fn entry(&self, app: &App, caller: &Caller) -> Result<Arc<Entry>, ApiError> {
+        let name = &self.lora_name;
+        let entry = app.registry.entries().find(name, caller).cloned();
+        let entry = entry.ok_or_else(|| ApiError::model_not_found(name).of("lora_name"))?;
+        if entry.record.tenant.as_deref() != Some(&*caller.tenant) && caller.role != Role::Admin {
+            let message = format!("'{name}' is everybody's to use: an administrator may take its files away");
+            return Err(ApiError::forbidden(message));
+        }
+        let found = entry.record.generation.to_string();
+        match &self.expected_generation {
+            Some(expected) if *expected != found => {
+                let message = format!("'{name}' is the generation {found} now; ask for its files again");
+                Err(ApiError::conflict("generation_mismatch", message))
+            }
+            _ => Ok(entry),
+        }
+    }
+}
+
+/// Which files there are.
+pub async fn list(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    Query(asked): Query<Asked>,
+) -> Result<Json<Value>, ApiError> {
+    let entry = asked.entry(&app, &caller)?;
+    let download = app.registry.download(&entry).await?;
+    let files = download.files.iter().map(|(name, bytes)| json!({ "name": name, "bytes": bytes }));
+    Ok(Json(json!({
+        "object": "list",
+        "lora_name": asked.lora_name,
+        "generation": entry.record.generation.to_string(),
+        "data": files.collect::<Vec<_>>(),
+    })))
+}
+
+/// What is in one of them.
+pub async fn one(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    Path(file): Path<String>,
+    Query(asked): Query<Asked>,
+) -> Result<Response, ApiError> {
+    let entry = asked.entry(&app, &caller)?;
+    send(app.registry.download(&entry).await?, &file).await
+}
+
+/// A file of a download.
+pub(crate) async fn send(download: Download, name: &str) -> Result<Response, ApiError> {
+    let opened = download.open(name).await;
+    let opened = opened.map_err(|error| ApiError::internal(format!("'{name}' cannot be read: {error}")))?;
+    let (file, bytes) = opened.ok_or_else(|| {
+        let names: Vec<_> = download.files.iter().map(|(name, _)| name.as_str()).collect();
+        ApiError::not_found(format!("the adapter has no such file; it has {}", names.join(", ")))
+    })?;
+    Ok(body::file::respond(file, bytes, download))
+}
+
+impl From<DownloadError> for ApiError {
+    fn from(error: DownloadError) -> Self {
+        match error {
+            DownloadError::Files(error) => error.into(),
+            error @ DownloadError::Read { .. } => Self::internal(error.to_string()),
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! Two gateways on one PostgreSQL and one bucket, each with an executor and trainers of its own: what is kept through one of them
+//! is there through the other.
+
+use gateway::adapters::{BucketAddress, Fleet as Shared, PostgresAddress};
+use serde_json::{Value, json};
+
+use crate::{
+    client::Client,
+    fake_executor::say,
+    fake_trainer::{FakeTrainers, weights},
+    harness::{Harness, eventually_async},
+    servers::{self, postgres::Postgres, s3::Bucket},
+    tinker_kept::Run,
+};
+
+/// See the module's description.
+pub(crate) struct Fleet {
+    pub(crate) gateways: [Harness; 2],
+    _trainers: FakeTrainers,
+    _servers: (Postgres, Bucket),
+}
+
+impl Fleet {
+    /// Both gateways, ready; nothing where the servers are not installed.
+    pub(crate) async fn start() -> Option<Self> {
+        let servers = servers::both()?;
+        let trainers = FakeTrainers::start();
+        let gateway = || {
+            let variables = servers.1.variables().into_iter().map(|(name, value)| (name.to_owned(), value));
+            let shared = Shared {
+                registry: PostgresAddress::parse(&servers.0.url()).unwrap(),
+                store: BucketAddress::parse(&servers.1.url(), variables).unwrap(),
+                cache_bytes: 1 << 30,
+                key_file: None,
+            };
+            Harness::start_with(say("x"), |config| {
+                config.fleet = Some(shared);
+                config.training.trainer_socket = Some(trainers.socket());
+            })
+        };
+        let gateways = [gateway().await, gateway().await];
+        Some(Self { gateways, _trainers: trainers, _servers: servers })
+    }
+
+    fn clients(&self) -> [&Client; 2] {
+        self.gateways.each_ref().map(|gateway| &gateway.client)
+    }
+}
+
+/// Waits until an adapter may be named through a gateway.
+async fn knows(client: &Client, name: &str) {
+    let knows = async || client.get(&format!("/v1/models/{name}")).await.status == 200;
+    eventually_async("the other gateway hears of it", knows).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sampler_that_is_kept_through_one_gateway_is_sampled_through_the_other() {
+    let Some(fleet) = Fleet::start().await else { return };
+    let [one, other] = fleet.clients();
+    let mut run = Run::begin(one).await;
+    let path = run.ask("save_weights_for_sampler", json!({ "path": "pirate" })).await["path"].clone();
+    run.ask("save_weights_for_sampler", json!({ "sampling_session_seq_id": 1 })).await;
+    let name = format!("tinker-{}-pirate", run.name());
+    knows(other, &name).await;
+    let session = other.post("/api/v1/create_session", &json!({ "sdk_version": "0.38.0" })).await;
+    let sampler = json!({
+        "session_id": session.json()["session_id"], "sampling_session_seq_id": 0, "model_path": path,
+    });
+    let sampler = other.post("/api/v1/create_sampling_session", &sampler).await;
+    assert_eq!(sampler.status, 200, "{}", sampler.body);
+    let sample = json!({
+        "sampling_session_id": sampler.json()["sampling_session_id"], "seq_id": 1,
+        "sampling_params": { "max_tokens": 1 },
+        "prompt": { "chunks": [{ "type": "encoded_text", "tokens": [1] }] },
+    });
+    let promised = other.post("/api/v1/asample", &sample).await.json();
+    let asked = json!({ "request_id": promised["request_id"] });
+    let answer = other.post("/api/v1/retrieve_future", &asked).await;
+    assert_eq!(answer.header("content-type"), Some("application/x-protobuf"), "{}", answer.body);
+    // The snapshot's sampler is its session's; the adapter is there by its name.
+    let snapshot = format!("tinker-{}~2", run.name());
+    knows(other, &snapshot).await;
+    let completion = json!({ "model": snapshot, "prompt": "x", "max_tokens": 1 });
+    assert_eq!(other.post("/v1/completions", &completion).await.status, 200);
+    let listed = other.get("/api/v1/checkpoints").await.json();
+    assert_eq!(listed["checkpoints"][0]["tinker_path"], path, "{listed}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_one_gateway_keeps_is_downloaded_and_given_an_end_through_the_other() {
+    let Some(fleet) = Fleet::start().await else { return };
+    let [one, other] = fleet.clients();
+    let mut run = Run::begin(one).await;
+    run.ask("save_weights_external", json!({ "path": "out" })).await;
+    let name = format!("tinker-{}@out", run.name());
+    knows(other, &name).await;
+    let kept = format!("/api/v1/training_runs/{}/checkpoints/external_weights/out", run.name());
+    // Signed by one, and good at the other.
+    let signed = one.get(&format!("{kept}/external_weights_urls")).await.json();
+    let address = signed["urls"]["adapter_model.safetensors"].as_str().unwrap();
+    let path = address.strip_prefix(&format!("http://{}", one.address())).unwrap();
+    let file = other.get(path).await;
+    assert_eq!((file.status, file.body.as_str()), (200, weights(0).as_str()));
+    let set = other.send("PUT", &format!("{kept}/ttl"), "application/json", r#"{"ttl_seconds": 7200}"#).await;
+    assert_eq!(set.status, 200, "{}", set.body);
+    let ends = async || {
+        let listed: Value = one.get("/api/v1/checkpoints").await.json();
+        listed["checkpoints"][0]["expires_at"].is_u64()
+    };
+    eventually_async("the first gateway hears of it", ends).await;
+}
