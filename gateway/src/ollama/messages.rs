@@ -105,5 +105,5 @@ fn call(item: Value, calls: &mut Calls) -> Result<Value, ApiError> {
     };
     fields.finish()?;
     let id = calls.make(id, &name);
-    Ok(function_call(&id, &name, arguments))
+    Ok(function_call(&id, &name, &arguments))
 }

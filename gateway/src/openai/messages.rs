@@ -125,7 +125,7 @@ fn call(item: Value, called: &mut Called) -> Result<Value, ApiError> {
     let inside = inside.ok_or_else(|| ApiError::missing(field, format!("a call needs '{field}'")))?;
     let fields = Fields::of(inside, field)?;
     let (name, arguments) = called_with(fields, field).map_err(|error| error.within(field))?;
-    let call = function_call(&id, &name, arguments);
+    let call = function_call(&id, &name, &arguments);
     called.insert(id, name);
     Ok(call)
 }
@@ -158,7 +158,7 @@ pub fn custom_arguments(input: &str) -> Value {
 
 /// A call as templates take it.
 #[must_use]
-pub fn function_call(id: &str, name: &str, arguments: Value) -> Value {
+pub fn function_call(id: &str, name: &str, arguments: &Value) -> Value {
     json!({ "id": id, "type": "function", "function": { "name": name, "arguments": arguments } })
 }
 

@@ -231,6 +231,44 @@ async fn a_custom_tool_is_called_with_a_text_that_keeps_to_its_grammar() {
 }
 
 #[tokio::test]
+async fn what_codex_sends_is_taken_and_its_other_tools_are_refused_by_name() {
+    let harness = hermes("x").await;
+    let shell = json!({ "type": "function", "name": "shell", "strict": false,
+        "parameters": { "type": "object", "properties": { "cmd": { "type": "string" } } } });
+    let format = json!({ "type": "grammar", "syntax": "lark", "definition": "start: /.+/s" });
+    let patch = json!({ "type": "custom", "name": "apply_patch", "description": "x", "format": format });
+    let input = json!([
+        { "type": "message", "role": "developer", "content": [{ "type": "input_text", "text": "b" }], "phase": null },
+        { "type": "message", "role": "user", "content": [{ "type": "input_text", "text": "c" }] },
+        { "type": "custom_tool_call", "call_id": "1", "name": "apply_patch", "input": "d", "status": "completed" },
+        { "type": "custom_tool_call_output", "call_id": "1", "output": "e" },
+        { "type": "function_call", "call_id": "2", "name": "shell", "arguments": "{}", "namespace": null },
+        { "type": "function_call_output", "call_id": "2", "output": [{ "type": "input_text", "text": "f" }] },
+    ]);
+    let body = |more: &Value| {
+        json!({ "model": "base", "instructions": "a", "input": input, "tools": [shell, patch, more], "tool_choice": "auto",
+            "parallel_tool_calls": false, "store": false, "stream": true, "include": ["reasoning.encrypted_content"],
+            "prompt_cache_key": "k", "service_tier": "auto", "text": { "verbosity": "medium" }, "reasoning": null,
+            "client_metadata": { "originator": "codex" } })
+    };
+    let other = json!({ "type": "function", "name": "plan" });
+    let answer = harness.client.post(RESPONSES, &body(&other)).await;
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    let prompt = "system:a;system:b;user:c;assistant:;apply_patch();tool:e=1/apply_patch;assistant:;shell();\
+                  tool:f=2/shell;assistant:";
+    assert_eq!(shown(&harness), prompt);
+    for (tool, name) in [
+        (json!({ "type": "web_search" }), "'web_search'"),
+        (json!({ "type": "namespace", "name": "mine", "tools": [] }), "'mine'"),
+        (json!({ "type": "local_shell" }), "'local_shell'"),
+    ] {
+        let error = harness.client.post(RESPONSES, &body(&tool)).await.json()["error"].clone();
+        assert_eq!(error["param"], "tools[2].type");
+        assert!(error["message"].as_str().unwrap().contains(name), "{error}");
+    }
+}
+
+#[tokio::test]
 async fn a_grammar_of_a_custom_tool_that_cannot_be_kept_to_is_refused_by_its_path() {
     let harness = hermes("x").await;
     let messages = json!([{ "role": "user", "content": "a" }]);

@@ -217,8 +217,10 @@ async fn what_a_response_cannot_honour_is_refused_by_name() {
         assert_eq!(answer.json()["error"]["param"], param, "{}", answer.body);
     }
     assert!(harness.executor().generates().is_empty());
-    let neutral =
-        json!({ "background": false, "truncation": "disabled", "reasoning": {}, "service_tier": "auto" });
+    let low = json!({ "text": { "verbosity": "low" } });
+    let error = harness.client.post(RESPONSES, &asked(&json!("a"), &low)).await;
+    assert!(error.body.contains("'text.verbosity'"), "the message names the whole path: {}", error.body);
+    let neutral = json!({ "text": { "verbosity": "medium" }, "background": false, "truncation": "disabled", "reasoning": {}, "service_tier": "auto" });
     assert_eq!(harness.client.post(RESPONSES, &asked(&json!("a"), &neutral)).await.status, 200);
     let form = json!({ "type": "json_schema", "name": "n", "schema": { "type": "integer" }, "strict": true });
     harness.client.post(RESPONSES, &asked(&json!("a"), &json!({ "text": { "format": form } }))).await.json();

@@ -72,9 +72,12 @@ fn at(index: usize, value: Value) -> Result<Item, ApiError> {
     item(fields).map_err(|error| error.within(&place))
 }
 
+/// What an item's id begins with, what is told of it, and what it says.
+type Read = (&'static str, Value, Said);
+
 fn item(mut fields: Fields) -> Result<Item, ApiError> {
     let kind = fields.text("type")?.unwrap_or_else(|| "message".to_owned());
-    let read: fn(&mut Fields) -> Result<(&'static str, Value, Said), ApiError> = match kind.as_str() {
+    let read: fn(&mut Fields) -> Result<Read, ApiError> = match kind.as_str() {
         "message" => message,
         "function_call" => function_call_item,
         "custom_tool_call" => custom_call,
@@ -98,38 +101,38 @@ fn item(mut fields: Fields) -> Result<Item, ApiError> {
     Ok(Item { value, said })
 }
 
-fn message(fields: &mut Fields) -> Result<(&'static str, Value, Said), ApiError> {
+fn message(fields: &mut Fields) -> Result<Read, ApiError> {
     let (role, part, shown) = role(&fields.required_text("role")?)?;
     let text = text(fields.take("content"), "content")?;
     let value = json!({ "role": shown, "content": [part_of(part, &text)] });
     Ok(("msg", value, Said::Message { role, text }))
 }
 
-fn function_call_item(fields: &mut Fields) -> Result<(&'static str, Value, Said), ApiError> {
+fn function_call_item(fields: &mut Fields) -> Result<Read, ApiError> {
     let (call_id, name) = (fields.required_text("call_id")?, fields.required_text("name")?);
     let arguments = fields.text("arguments")?.unwrap_or_default();
-    let call = function_call(&call_id, &name, arguments_of(&arguments));
+    let call = function_call(&call_id, &name, &arguments_of(&arguments));
     let value = json!({ "call_id": call_id, "name": name, "arguments": arguments });
     Ok(("fc", value, Said::Call { call_id, name, call }))
 }
 
-fn custom_call(fields: &mut Fields) -> Result<(&'static str, Value, Said), ApiError> {
+fn custom_call(fields: &mut Fields) -> Result<Read, ApiError> {
     let (call_id, name) = (fields.required_text("call_id")?, fields.required_text("name")?);
     let input = fields.text("input")?.unwrap_or_default();
-    let call = function_call(&call_id, &name, custom_arguments(&input));
+    let call = function_call(&call_id, &name, &custom_arguments(&input));
     let value = json!({ "call_id": call_id, "name": name, "input": input });
     Ok(("ctc", value, Said::Call { call_id, name, call }))
 }
 
 /// What came of a call of either kind.
-fn output(fields: &mut Fields) -> Result<(&'static str, Value, Said), ApiError> {
+fn output(fields: &mut Fields) -> Result<Read, ApiError> {
     let call_id = fields.required_text("call_id")?;
     let text = text(fields.take("output"), "output")?;
     let value = json!({ "call_id": call_id, "output": text });
     Ok(("fco", value, Said::Output { call_id, text }))
 }
 
-fn reasoning(fields: &mut Fields) -> Result<(&'static str, Value, Said), ApiError> {
+fn reasoning(fields: &mut Fields) -> Result<Read, ApiError> {
     let (content, summary) = (fields.array("content")?, fields.array("summary")?);
     // What others keep secret.
     fields.text("encrypted_content")?;

@@ -138,10 +138,7 @@ fn last(format: Format, announcement: &str, (calls, functions): (Calls, bool)) -
 
 /// What stands behind the announcement of a call of a custom tool; in a list perhaps `many` calls of functions, and that call.
 fn behind_last_announcement(format: Format, many: bool) -> String {
-    let (open, between, _) = match brackets(format) {
-        None => return "\"\\n\" input_call".to_owned(),
-        Some(brackets) => brackets,
-    };
+    let Some((open, between, _)) = brackets(format) else { return "\"\\n\" input_call".to_owned() };
     let before = if many { format!("(call {})* ", lark_string(between)) } else { String::new() };
     format!("{} {before}input_call", bracket(open))
 }

@@ -281,6 +281,24 @@ fn the_input_of_a_custom_tool_keeps_to_its_grammar_in_every_format() {
 }
 
 #[test]
+fn a_thought_may_stand_before_a_call_of_a_custom_tool() {
+    let grammar = json!({ "syntax": "lark", "definition": "start: \"a\" rest\nrest: /[b-c]*/" });
+    let custom = json!({ "name": "p", "format": { "type": "grammar", "grammar": grammar } });
+    let body = json!({ "tools": [{ "type": "custom", "custom": custom }], "tool_choice": "required" });
+    let tools = asked::read(&mut Fields::of(body, "the body").unwrap()).unwrap().unwrap();
+    let close = text::grammar::Tag { name: "</think>", token: None };
+    let thought = Some(text::grammar::Thought { open: None, close });
+    let source = of(&tools, Format::Hermes, None, None).unwrap().unwrap().source_behind(thought).unwrap();
+    let mut matcher = grammars().compile(&source).unwrap();
+    let answer = format!("hm</think>\n{}abc", before_input(Format::Hermes));
+    for byte in answer.bytes() {
+        matcher.accept(byte.into()).unwrap_or_else(|error| panic!("{answer}: {error}"));
+    }
+    let next = matcher.allowed().unwrap();
+    assert!(next.contains(END) && next.contains(b'b'.into()) && !next.contains(b'd'.into()));
+}
+
+#[test]
 fn a_call_of_a_custom_tool_stands_behind_text_and_calls_of_functions() {
     let (grammars, custom) = (grammars(), json!({ "name": "p" }));
     let taken = |answer: &str, choice: &Value| is_taken(&grammars, Format::Hermes, (&custom, choice), answer);
