@@ -29,9 +29,9 @@ try:
 except ModuleNotFoundError:  # it is asked for when it is needed
     blake3 = None  # type: ignore[assignment,misc]
 
-__all__ = ["Pad", "Pool", "Shape", "default_pads", "hash_of"]
+__all__ = ["Pad", "Pool", "Shape", "default_pads", "hash_of", "identity_of"]
 
-_MAGIC = b"HOLOPAD2"
+_MAGIC = b"HOLOPAD3"
 # Magic, sites, commitment of the weights, identity of the journal, random.
 _HEAD = struct.Struct("<8sQ32sQ32s")
 # Columns, outputs, bytes of a number forward and backward.
@@ -45,6 +45,7 @@ _ALIGN = 4096
 # Pads of a file that one generation of the journal burns, and burns at most: what is given up where a slot is broken.
 _BURN_PADS = 64
 _MAX_BURN_PADS = 256
+_MACHINE = Path("/etc/machine-id")
 
 _Counts = npt.NDArray[np.uint64]
 
@@ -106,8 +107,9 @@ class Pool:
         self.close()
 
     def close(self) -> None:
-        """Lets it go; a second time does nothing."""
-        self._let_go()
+        """Lets it go, after a `take` that runs; a second time does nothing."""
+        with self._lock:
+            self._let_go()
 
     def after_fork(self) -> None:
         """A child process must not take what its parent takes: it has no pads."""
@@ -236,8 +238,8 @@ class _Journal:
         self.burnt = burnt
 
     def identity(self) -> int:
-        """What tells this file from a copy of it."""
-        return os.fstat(self._file).st_ino
+        """What tells this file from a copy of it, on this machine or another."""
+        return identity_of(os.fstat(self._file).st_ino, _machine())
 
     def _slot(self, slot: int) -> _Counts | None:
         data = os.pread(self._file, 8 * self._words + _HASH_BYTES, slot * self._slot_bytes())
@@ -277,6 +279,19 @@ def _open(path: Path, opened: contextlib.ExitStack) -> int:
         raise MaskingRefused(f"the pads cannot be used: {error}") from error
     opened.callback(os.close, file)
     return file
+
+
+def identity_of(inode: int, machine: bytes) -> int:
+    """What a journal is known by: the first eight bytes of the BLAKE3 hash of its inode's number and of the machine's name."""
+    return int.from_bytes(hash_of(struct.pack("<Q", inode) + machine)[:8], "little")
+
+
+def _machine() -> bytes:
+    """The name by which this machine is told from others; empty where its system has none."""
+    try:
+        return _MACHINE.read_bytes().strip()
+    except OSError:
+        return b""
 
 
 def _word(at: int) -> str:

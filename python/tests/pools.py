@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import struct
+from pathlib import Path
 
 import numpy as np
 from blake3 import blake3
@@ -11,6 +12,7 @@ from fake_executor import integers
 
 from holobiont.draws import Draw
 from holobiont.fixed_point import pack, room_of
+from holobiont.pool import identity_of
 from holobiont.protocol import Op
 
 GENERATION = 2
@@ -47,8 +49,9 @@ def make_pool(path, executor, pads, commitment=None):
     (path / "journal").write_bytes(half.ljust(4096, b"\0") + slot(GENERATION - 1, [(0, 0)] * (2 * len(sites))))
     if commitment is None:
         commitment = blake3(b"".join(site.ring.commitment for site in sites)).digest()
-    identity = (path / "journal").stat().st_ino
-    manifest = struct.pack("<8sQ32sQ32s", b"HOLOPAD2", len(sites), commitment, identity, random)
+    machine = Path("/etc/machine-id")
+    identity = identity_of((path / "journal").stat().st_ino, machine.read_bytes().strip() if machine.exists() else b"")
+    manifest = struct.pack("<8sQ32sQ32s", b"HOLOPAD3", len(sites), commitment, identity, random)
     for site in sites:
         sizes = [room_of(site, op).number_bytes for op in (Op.FORWARD, Op.BACKWARD)]
         manifest += struct.pack("<4I", site.columns, site.outputs(None), *sizes)

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -171,6 +172,37 @@ def test_a_child_process_takes_nothing_of_its_parents(exact, pads):
     child.join(60)
     assert child.exitcode == 0
     assert len(held.take(0, False, 1)) == 1
+
+
+def test_a_pool_is_closed_behind_a_take_that_runs(pads, monkeypatch):
+    held, taken = Pool(pads), []
+    entered, may_read, parts = threading.Event(), threading.Event(), held._parts
+
+    def slow(*given, **named):
+        entered.set()
+        assert may_read.wait(60)
+        return parts(*given, **named)
+
+    monkeypatch.setattr(held, "_parts", slow)
+    taker = threading.Thread(target=lambda: taken.extend(held.take(0, False, 1)))
+    closer = threading.Thread(target=held.close)
+    taker.start()
+    assert entered.wait(60)
+    closer.start()
+    closer.join(0.2)
+    assert closer.is_alive(), "files are open as long as somebody reads and erases in them"
+    may_read.set()
+    taker.join(60), closer.join(60)
+    assert len(taken) == 1
+    refused("are closed", held.take, 0, False, 1)
+
+
+def test_a_pool_of_another_machine_is_refused_as_a_copy(pads, place, monkeypatch):
+    # The same numbers stand in client/src/masking/pads/journal.rs.
+    assert pool.identity_of(7, b"0123456789abcdef0123456789abcdef") == 6534307493119828681
+    (place / "machine-id").write_text("fedcba9876543210fedcba9876543210\n")
+    monkeypatch.setattr(pool, "_MACHINE", place / "machine-id")
+    refused("is a copy", Pool, pads)
 
 
 def test_a_pool_that_cannot_be_used_is_refused_by_name(exact, pads, place, monkeypatch):

@@ -10,7 +10,7 @@
 //! generation may burn are given up.
 
 use std::{
-    fs::{File, OpenOptions},
+    fs::{self, File, OpenOptions},
     io,
     os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
@@ -28,6 +28,9 @@ pub(super) const MAX_BURN_PADS: u64 = 256;
 const ALIGN: usize = 4096;
 
 const HASH_BYTES: usize = 32;
+
+/// Tells this machine from others; a system without it has no name for itself.
+const MACHINE: &str = "/etc/machine-id";
 
 /// Of the pads of one file.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -96,10 +99,19 @@ impl Journal {
         written.map_err(|source| PoolError::io(&self.path, source))
     }
 
-    /// What tells this file from a copy of it.
+    /// What tells this file from a copy of it, on this machine or another.
     pub(super) fn identity(&self) -> io::Result<u64> {
-        Ok(self.file.metadata()?.ino())
+        let machine = fs::read(MACHINE).unwrap_or_default();
+        Ok(identity(self.file.metadata()?.ino(), machine.trim_ascii()))
     }
+}
+
+/// The first eight bytes of the BLAKE3 hash of an inode's number and of a machine's name.
+fn identity(inode: u64, machine: &[u8]) -> u64 {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&inode.to_le_bytes()).update(machine);
+    let hash: [u8; HASH_BYTES] = hasher.finalize().into();
+    hash.first_chunk().map_or(0, |first| u64::from_le_bytes(*first))
 }
 
 fn body_bytes(files: usize) -> usize {
@@ -122,4 +134,18 @@ fn read(file: &File, slot: u64, files: usize) -> Option<(u64, Vec<Mark>)> {
     let marks =
         marks.map(|&[burnt, made]| Mark { burnt: u64::from_le_bytes(burnt), made: u64::from_le_bytes(made) });
     Some((u64::from_le_bytes(generation), marks.collect()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::identity;
+
+    /// The same numbers stand in `python/tests/test_pads.py`.
+    #[test]
+    fn a_file_is_another_one_on_another_machine() {
+        let machine = b"0123456789abcdef0123456789abcdef";
+        assert_eq!(identity(7, machine), 6_534_307_493_119_828_681);
+        assert_ne!(identity(8, machine), identity(7, machine));
+        assert_ne!(identity(7, b""), identity(7, machine));
+    }
 }

@@ -16,7 +16,7 @@ use super::shape::Shape;
 use crate::error::PoolError;
 
 /// Begins a manifest; the last letter is the version.
-const MAGIC: &[u8; 8] = b"HOLOPAD2";
+const MAGIC: &[u8; 8] = b"HOLOPAD3";
 
 /// Most sites of a pool.
 const MAX_SITES: usize = 1 << 16;
