@@ -22,7 +22,7 @@ mod schema;
 mod thought;
 mod tokens;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use llguidance::{
     ParserFactory,
@@ -50,10 +50,10 @@ pub const MAX_DEPTH: usize = 64;
 pub const MAX_RULES: usize = 1024;
 
 /// Stack of the thread that compiles: for the deepest that is taken, with room to spare.
-const COMPILER_STACK_BYTES: usize = 64 << 20;
+pub(crate) const COMPILER_STACK_BYTES: usize = 64 << 20;
 
-/// Most of the compiled grammars that are kept for the next who ask for the same.
-const KEPT: usize = 16;
+/// Memory of a compiled grammar beside its lexer, for each byte of its source: an estimate of symbols, rules and names that is large.
+const BYTES_PER_SOURCE_BYTE: usize = 32;
 
 /// What an answer has to look like.
 #[derive(Debug, Clone, PartialEq)]
@@ -188,15 +188,18 @@ fn check_depth(source: &str) -> Result<(), GrammarError> {
     if deepest > MAX_DEPTH { Err(GrammarError::TooDeep) } else { Ok(()) }
 }
 
-/// Bounds on what a grammar may become, and on each of its steps: about 50 ms and 64 MiB to compile one.
+/// Bounds on what a grammar may become, and on each of its steps. The library does not count all of its work against them: what it
+/// does not count ends the process of [`sandbox`](crate::sandbox). A step that takes all of its fuel computes for about 20 ms.
 fn limits() -> ParserLimits {
     ParserLimits {
         initial_lexer_fuel: 500_000,
         max_lexer_states: 30_000,
         max_grammar_size: 100_000,
+        max_items_in_row: 2_000,
+        step_lexer_fuel: 200_000,
+        step_max_items: 50_000,
         precompute_large_lexemes: false,
         verbose_errors: false,
-        ..ParserLimits::default()
     }
 }
 
@@ -204,8 +207,6 @@ fn limits() -> ParserLimits {
 pub struct Grammars {
     factory: ParserFactory,
     end_tokens: Arc<[u32]>,
-    /// Those that were compiled last, the last one at the end.
-    kept: Mutex<Vec<(Box<str>, llguidance::Matcher)>>,
 }
 
 impl std::fmt::Debug for Grammars {
@@ -234,27 +235,16 @@ impl Grammars {
         let mut factory = factory.map_err(|error| GrammarError::Vocabulary(words_of(&error)))?;
         *factory.limits_mut() = limits();
         factory.quiet();
-        Ok(Self { factory, end_tokens: tokens.end_tokens().into(), kept: Mutex::default() })
+        Ok(Self { factory, end_tokens: tokens.end_tokens().into() })
     }
 
-    /// A matcher at the beginning of an answer.
+    /// A matcher at the beginning of an answer. A source that no [`Sandbox`](crate::sandbox::Sandbox) has judged may take minutes
+    /// and gigabytes.
     ///
     /// # Errors
     /// The grammar cannot be honoured, or not within the bounds.
     pub fn compile(&self, source: &str) -> Result<Matcher, GrammarError> {
         checked(source)?;
-        let fresh = match self.known(source) {
-            Some(known) => known,
-            None => {
-                let compiled = self.compile_anew(source)?;
-                self.keep(source, compiled.deep_clone());
-                compiled
-            }
-        };
-        Ok(Matcher::new(fresh, Arc::clone(&self.end_tokens)))
-    }
-
-    fn compile_anew(&self, source: &str) -> Result<llguidance::Matcher, GrammarError> {
         let grammar: TopLevelGrammar =
             serde_json::from_str(source).map_err(|error| GrammarError::Refused(error.to_string()))?;
         for lark in grammar.grammars.iter().filter_map(|part| part.lark_grammar.as_deref()) {
@@ -265,7 +255,8 @@ impl Grammars {
         }
         let parser = self.on_a_deep_stack(|factory| factory.create_parser(grammar))?;
         let parser = parser.map_err(|error| GrammarError::Refused(words_of(&error)))?;
-        Ok(llguidance::Matcher::new(Ok(parser)))
+        let bytes = BYTES_PER_SOURCE_BYTE * source.len() + parser.parser.lexer_stats().num_bytes;
+        Ok(Matcher::new(llguidance::Matcher::new(Ok(parser)), Arc::clone(&self.end_tokens), bytes))
     }
 
     /// What comes of `work` on a thread of its own: the library goes down into rules and expressions call by call.
@@ -281,24 +272,6 @@ impl Grammars {
                 compiler.spawn_scoped(scope, || work(&self.factory)).map_err(|error| fault(&error))?;
             compiler.join().map_err(|_| fault(&"a fault of this program"))
         })
-    }
-
-    /// A copy with memory of its own: what one answer takes is no other's.
-    fn known(&self, source: &str) -> Option<llguidance::Matcher> {
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let index = kept.iter().position(|(known, _)| **known == *source)?;
-        let found = kept.remove(index);
-        let copy = found.1.deep_clone();
-        kept.push(found);
-        Some(copy)
-    }
-
-    fn keep(&self, source: &str, compiled: llguidance::Matcher) {
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        if kept.len() >= KEPT {
-            kept.remove(0);
-        }
-        kept.push((source.into(), compiled));
     }
 }
 

@@ -6,7 +6,9 @@
 //! - [`chat_template`]: a conversation as the model was trained to see it. [`chat`]: the same in tokens, with what people wrote
 //!   quoted, and where an answer begins in it.
 //! - [`stop`]: stop strings in streamed text.
-//! - [`grammar`]: what an answer has to look like: which tokens may come next.
+//! - [`grammar`]: what an answer has to look like: which tokens may come next. [`sandbox`]: a process with limits in which a
+//!   grammar is compiled before any other process compiles it.
+//! - [`tenant_queue`], [`tenant_cache`]: what grammars wait in and where they are kept, with a share for each tenant.
 //!
 //! # Principles
 //!
@@ -18,6 +20,9 @@ pub mod chat;
 pub mod chat_template;
 pub mod detokenize;
 pub mod grammar;
+pub mod sandbox;
 pub mod stop;
+pub mod tenant_cache;
+pub mod tenant_queue;
 pub mod tokenizer;
 mod utf8_buffer;

@@ -59,6 +59,7 @@ impl TokenSet {
 pub struct Matcher {
     inner: llguidance::Matcher,
     end_tokens: Arc<[u32]>,
+    bytes: usize,
 }
 
 impl std::fmt::Debug for Matcher {
@@ -68,8 +69,20 @@ impl std::fmt::Debug for Matcher {
 }
 
 impl Matcher {
-    pub(super) fn new(inner: llguidance::Matcher, end_tokens: Arc<[u32]>) -> Self {
-        Self { inner, end_tokens }
+    pub(super) fn new(inner: llguidance::Matcher, end_tokens: Arc<[u32]>, bytes: usize) -> Self {
+        Self { inner, end_tokens, bytes }
+    }
+
+    /// Estimated memory in bytes of what was compiled, before any step: the lexer's tables, and a multiple of the source.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// A copy with memory of its own: what the steps of one answer add is no other's. A clone shares that memory.
+    #[must_use]
+    pub fn deep_clone(&self) -> Self {
+        Self { inner: self.inner.deep_clone(), ..self.clone() }
     }
 
     /// The tokens that may come next, those that end an answer where it may end among them. There is always one.

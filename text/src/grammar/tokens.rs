@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
+use serde::{Deserialize, Serialize};
 
 use crate::tokenizer::Tokenizer;
 
@@ -16,7 +17,7 @@ pub enum TokenBytes<'a> {
 }
 
 /// All tokens of a vocabulary, by id.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tokens {
     words: Vec<Vec<u8>>,
     end_tokens: Vec<u32>,

@@ -1,0 +1,205 @@
+//! A queue that is fair between tenants: workers take one item of each tenant in turn.
+//!
+//! A tenant with a thousand items keeps another tenant's item waiting for one of them at most, on each worker. A tenant may also
+//! occupy only so many workers at once, so that a worker is left for the others while its items take long.
+
+use std::{
+    collections::VecDeque,
+    sync::{Condvar, Mutex, MutexGuard, PoisonError},
+};
+
+use ids::TenantId;
+
+/// The tenant has as many items waiting as it may have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{waiting} of them wait already")]
+pub struct QueueFull {
+    /// Items of the tenant that wait.
+    pub waiting: usize,
+}
+
+/// See the module's description.
+#[derive(Debug)]
+pub struct TenantQueue<T> {
+    lines: Mutex<Lines<T>>,
+    changed: Condvar,
+    max_waiting: usize,
+    max_taken: usize,
+}
+
+#[derive(Debug)]
+struct Lines<T> {
+    /// The tenant whose turn is next comes first.
+    lines: VecDeque<Line<T>>,
+    is_closed: bool,
+}
+
+#[derive(Debug)]
+struct Line<T> {
+    tenant: TenantId,
+    waiting: VecDeque<T>,
+    /// Items that workers have taken and not finished.
+    taken: usize,
+}
+
+/// An item that a worker has taken. Dropping it tells the queue that the item is finished.
+#[derive(Debug)]
+pub struct Taken<'a, T> {
+    queue: &'a TenantQueue<T>,
+    tenant: TenantId,
+    /// The item, until the worker takes it out.
+    pub item: Option<T>,
+}
+
+impl<T> TenantQueue<T> {
+    /// An empty queue in which `max_waiting` items of a tenant may wait, for `workers` workers of which one is always left to
+    /// other tenants if there are two.
+    #[must_use]
+    pub fn new(max_waiting: usize, workers: usize) -> Self {
+        let lines = Lines { lines: VecDeque::new(), is_closed: false };
+        let max_taken = workers.saturating_sub(1).max(1);
+        Self { lines: Mutex::new(lines), changed: Condvar::new(), max_waiting, max_taken }
+    }
+
+    /// Appends `item` to the items of `tenant`.
+    ///
+    /// # Errors
+    /// The tenant has as many items waiting as it may have.
+    pub fn push(&self, tenant: TenantId, item: T) -> Result<(), QueueFull> {
+        let mut lines = self.lock();
+        let index = lines.index_of(tenant);
+        let waiting = &mut lines.lines[index].waiting;
+        if waiting.len() >= self.max_waiting {
+            return Err(QueueFull { waiting: waiting.len() });
+        }
+        waiting.push_back(item);
+        self.changed.notify_one();
+        Ok(())
+    }
+
+    /// Waits for the next item; `None` once the queue is closed.
+    pub fn take(&self) -> Option<Taken<'_, T>> {
+        let mut lines = self.lock();
+        loop {
+            if lines.is_closed {
+                return None;
+            }
+            if let Some((tenant, item)) = lines.take(self.max_taken) {
+                return Some(Taken { queue: self, tenant, item: Some(item) });
+            }
+            lines = self.changed.wait(lines).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Drops what waits and lets the workers end.
+    pub fn close(&self) {
+        let mut lines = self.lock();
+        lines.is_closed = true;
+        lines.lines.clear();
+        self.changed.notify_all();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Lines<T>> {
+        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T> Lines<T> {
+    fn index_of(&mut self, tenant: TenantId) -> usize {
+        self.lines.iter().position(|line| line.tenant == tenant).unwrap_or_else(|| {
+            self.lines.push_back(Line { tenant, waiting: VecDeque::new(), taken: 0 });
+            self.lines.len() - 1
+        })
+    }
+
+    /// Takes the next item and puts its tenant behind all others.
+    fn take(&mut self, max_taken: usize) -> Option<(TenantId, T)> {
+        let may_go = |line: &Line<T>| line.taken < max_taken && !line.waiting.is_empty();
+        let index = self.lines.iter().position(may_go)?;
+        let mut line = self.lines.remove(index)?;
+        let item = line.waiting.pop_front()?;
+        line.taken += 1;
+        let tenant = line.tenant;
+        self.lines.push_back(line);
+        Some((tenant, item))
+    }
+
+    fn finish(&mut self, tenant: TenantId) {
+        let Some(index) = self.lines.iter().position(|line| line.tenant == tenant) else { return };
+        let line = &mut self.lines[index];
+        line.taken -= 1;
+        if line.taken == 0 && line.waiting.is_empty() {
+            self.lines.remove(index);
+        }
+    }
+}
+
+impl<T> Drop for Taken<'_, T> {
+    fn drop(&mut self) {
+        self.queue.lock().finish(self.tenant);
+        // Another item of the same tenant may have waited for this one.
+        self.queue.changed.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MANY: TenantId = TenantId([1; 32]);
+    const FEW: TenantId = TenantId([2; 32]);
+
+    fn next<'a>(queue: &'a TenantQueue<u32>) -> (u32, Taken<'a, u32>) {
+        let mut taken = queue.take().unwrap();
+        (taken.item.take().unwrap(), taken)
+    }
+
+    #[test]
+    fn tenants_take_turns_however_many_items_one_of_them_has() {
+        let queue = TenantQueue::new(8, 1);
+        (0..5).for_each(|item| queue.push(MANY, item).unwrap());
+        queue.push(FEW, 100).unwrap();
+        queue.push(FEW, 101).unwrap();
+        let order: Vec<u32> = (0..7).map(|_| next(&queue).0).collect();
+        assert_eq!(order, [0, 100, 1, 101, 2, 3, 4]);
+    }
+
+    #[test]
+    fn one_worker_is_left_to_others_while_the_items_of_a_tenant_take_long() {
+        let queue = TenantQueue::new(8, 2);
+        (0..3).for_each(|item| queue.push(MANY, item).unwrap());
+        let (first, long) = next(&queue);
+        queue.push(FEW, 100).unwrap();
+        let (second, short) = next(&queue);
+        assert_eq!((first, second), (0, 100));
+        drop(short);
+        assert!(queue.lock().take(queue.max_taken).is_none(), "the tenant has its worker already");
+        drop(long);
+        assert_eq!(next(&queue).0, 1);
+    }
+
+    #[test]
+    fn a_tenant_that_fills_its_line_leaves_those_of_others_open() {
+        let queue = TenantQueue::new(2, 1);
+        queue.push(MANY, 0).unwrap();
+        queue.push(MANY, 1).unwrap();
+        assert_eq!(queue.push(MANY, 2), Err(QueueFull { waiting: 2 }));
+        queue.push(FEW, 100).unwrap();
+    }
+
+    #[test]
+    fn nothing_of_a_tenant_is_left_once_its_items_are_finished() {
+        let queue = TenantQueue::new(2, 1);
+        queue.push(MANY, 0).unwrap();
+        drop(next(&queue));
+        assert!(queue.lock().lines.is_empty());
+    }
+
+    #[test]
+    fn workers_end_when_the_queue_is_closed() {
+        let queue = TenantQueue::<u32>::new(2, 1);
+        queue.push(MANY, 0).unwrap();
+        queue.close();
+        assert!(queue.take().is_none());
+    }
+}
