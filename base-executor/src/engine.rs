@@ -282,6 +282,8 @@ impl<P: ForwardPass> Engine<P> {
             if self.computing.is_lost() {
                 return;
             }
+        } else {
+            self.await_looks();
         }
         self.flush();
         // Those who have left made room for others. If nobody runs any more, nothing else would wake the loop.

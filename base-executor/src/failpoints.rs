@@ -57,6 +57,9 @@ pub const FAILPOINTS: &[&str] = &[
     "executor.drain_done",
 ];
 
+/// Those of answers that have to look like something.
+pub const GRAMMAR_FAILPOINTS: [&str; 2] = ["executor.grammar_look", "executor.sits_out"];
+
 /// Those of the bridge to a device that computes by itself: a pass on the CPU does not get there.
 pub const BRIDGE_FAILPOINTS: &[&str] = &["executor.bridge_asked", "executor.bridge_before_answer"];
 

@@ -68,7 +68,9 @@ mod streaming;
 mod systemd;
 pub mod workers;
 
-pub use self::failpoints::{BRIDGE_FAILPOINTS, FAILPOINTS, LAYER_FAILPOINTS, WEIGHT_FAILPOINTS};
+pub use self::failpoints::{
+    BRIDGE_FAILPOINTS, FAILPOINTS, GRAMMAR_FAILPOINTS, LAYER_FAILPOINTS, WEIGHT_FAILPOINTS,
+};
 
 use std::{
     hash::{BuildHasher as _, RandomState},
@@ -83,6 +85,7 @@ use model::forward::{BLOCK_TOKENS, ForwardPass};
 use policy::clock::SystemClock;
 use settings::{DeviceChoice, Draft};
 use shmproto::message::{ColdStart, PROTOCOL_VERSION, Welcome};
+use text::sandbox::OWN_PROGRAM;
 use tokio::sync::{mpsc, oneshot};
 
 use self::{
@@ -284,7 +287,7 @@ fn teller<A>(engine: &mpsc::Sender<Event<A>>) -> impl Fn(Event<A>) + use<A> {
 }
 
 /// Has the engine turn, whatever else it does: a full queue makes it turn, too.
-fn bell<A: Send + Sync + 'static>(engine: &mpsc::Sender<Event<A>>) -> impl Fn() + Send + Clone + use<A> {
+fn bell<A: Send + Sync + 'static>(engine: &mpsc::Sender<Event<A>>) -> impl Fn() + Send + Sync + use<A> {
     let engine = engine.downgrade();
     move || {
         if let Some(engine) = engine.upgrade() {
@@ -299,7 +302,7 @@ fn prepare<P, L>(
     settings: &Settings,
     pulse: Pulse,
     copied: FileCopies,
-    compiled: impl Fn() + Send + Clone + 'static,
+    bell: impl Fn() + Send + Sync + 'static,
 ) -> anyhow::Result<(Engine<P>, (L, Budget))>
 where
     P: ForwardPass,
@@ -308,7 +311,7 @@ where
     let limits = limits(settings, &facts);
     let (cache, below) =
         memory::open(&settings.memory, &pass, &facts, limits.context_length, &budget.history, copied)?;
-    let grammars = Helpers::of_model(facts.model_path.clone().into(), compiled)?;
+    let grammars = Helpers::of_model(facts.model_path.clone().into(), OWN_PROGRAM.into(), bell)?;
     let welcome = welcome(facts, settings, pass.vocab_size(), budget.adapters.limit_bytes());
     let engine = Engine::new(pass, limits, welcome, Box::new(SystemClock));
     let engine = engine.with_pulse(pulse).with_placement(placement).with_memory(cache, below);

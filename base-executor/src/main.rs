@@ -16,6 +16,7 @@ use settings::{
     exit::{Exit, in_one_line},
     variables::{UnknownVariable, check_environment},
 };
+use text::sandbox;
 
 fn main() -> ExitCode {
     run().unwrap_or_else(|error| {
@@ -40,9 +41,14 @@ fn exit_of(error: &anyhow::Error) -> Exit {
 }
 
 fn run() -> anyhow::Result<ExitCode> {
-    check_environment()?;
     let mut arguments: Vec<_> = std::env::args_os().collect();
-    match arguments.get(1).and_then(|first| first.to_str()) {
+    let first = arguments.get(1).and_then(|first| first.to_str());
+    if first == Some(sandbox::ARGUMENT) {
+        sandbox::serve()?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    check_environment()?;
+    match first {
         Some("bench") => {
             arguments.remove(1);
             bench::run(&bench::BenchConfig::parse_from(arguments))?;

@@ -21,7 +21,7 @@ use model::{
 };
 use policy::clock::SystemClock;
 use shmproto::message::{Generate, ToGateway};
-use text::grammar::Grammar;
+use text::{grammar::Grammar, sandbox::OWN_PROGRAM};
 use tokio::sync::mpsc;
 
 use crate::{
@@ -114,7 +114,7 @@ impl Side {
 /// If the model cannot be read, or the engine fails.
 pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
     let grammar = Grammar::Json(form()).source()?;
-    let helpers = Helpers::of_model(config.model.clone(), || {})?;
+    let helpers = Helpers::of_model(config.model.clone(), OWN_PROGRAM.into(), || {})?;
     let (mut knows, mut plain) =
         (Side::open(config, cores, Some(helpers))?, Side::open(config, cores, None)?);
     let (mut all, mut half, mut none, mut free) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());

@@ -60,11 +60,18 @@ mod xab;
 use std::process::ExitCode;
 
 use clap::Parser;
+use text::sandbox;
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);
-    if arguments.next().as_deref() == Some(board::worker::COMMAND) {
-        return ended(board::worker::main(arguments).map(|()| ExitCode::SUCCESS));
+    match arguments.next().as_deref() {
+        Some(board::worker::COMMAND) => {
+            return ended(board::worker::main(arguments).map(|()| ExitCode::SUCCESS));
+        }
+        Some(sandbox::ARGUMENT) => {
+            return ended(sandbox::serve().map(|()| ExitCode::SUCCESS).map_err(Into::into));
+        }
+        _ => {}
     }
     ended(config::Args::parse().validate().and_then(|config| suite::run(&config)).map(Into::into))
 }

@@ -30,6 +30,8 @@ pub enum Stage {
         /// What becomes of them.
         report: Report,
     },
+    /// It waits for something outside of the pass, and takes no part in the step.
+    Waiting,
 }
 
 /// Whether logits are owed for the tokens of a prompt.
@@ -96,7 +98,7 @@ impl Snapshot<'_> {
         let prompts = || {
             self.running.iter().enumerate().filter_map(|(sequence, stage)| match *stage {
                 Stage::Prompt { pending, report } => Some((sequence, pending, report)),
-                Stage::Decoding { .. } => None,
+                Stage::Decoding { .. } | Stage::Waiting => None,
             })
         };
         let share = if prompts().nth(1).is_some() { budget - budget / 4 } else { budget };
@@ -159,6 +161,12 @@ mod tests {
     }
 
     #[test]
+    fn one_that_waits_takes_no_part_and_keeps_nobody_waiting() {
+        assert_eq!(shares(&[Stage::Waiting, decoding(0), prompt(100), Stage::Waiting], 0), [(1, 1), (2, 64)]);
+        assert_eq!(shares(&[Stage::Waiting], 0), []);
+    }
+
+    #[test]
     fn scored_prompts_take_as_many_tokens_as_there_may_be_rows_but_virtual_ones_have_none() {
         let scored = |virtual_tokens| Stage::Prompt { pending: 40, report: Report::Each { virtual_tokens } };
         assert_eq!(shares(&[scored(0)], 0), [(0, 16)]);
@@ -187,7 +195,8 @@ mod tests {
         ];
         prop_oneof![
             (0..2usize).prop_map(decoding),
-            (1..200usize, report).prop_map(|(pending, report)| Stage::Prompt { pending, report })
+            (1..200usize, report).prop_map(|(pending, report)| Stage::Prompt { pending, report }),
+            Just(Stage::Waiting)
         ]
     }
 
@@ -200,7 +209,7 @@ mod tests {
             let Step::Compute(shares) = (Snapshot { running: &running, free_blocks }).step(&limits) else {
                 let needed: usize = running.iter().map(|stage| match stage {
                     Stage::Decoding { missing_blocks } => *missing_blocks,
-                    Stage::Prompt { .. } => 0,
+                    Stage::Prompt { .. } | Stage::Waiting => 0,
                 }).sum();
                 prop_assert!(needed > free_blocks, "nobody gives way without need");
                 return Ok(());
@@ -213,9 +222,11 @@ mod tests {
                         prop_assert!(share.count > 0 && share.count <= pending);
                         prompt_tokens += share.count;
                     }
+                    Stage::Waiting => prop_assert!(false, "it takes no part"),
                 }
             }
-            prop_assert!(prompt_tokens <= chunk_tokens && !shares.is_empty());
+            let all_wait = running.iter().all(|stage| *stage == Stage::Waiting);
+            prop_assert!(prompt_tokens <= chunk_tokens && shares.is_empty() == all_wait);
             let decoding = running.iter().filter(|stage| matches!(stage, Stage::Decoding { .. })).count();
             prop_assert_eq!(shares.iter().filter(|share| matches!(running[share.sequence], Stage::Decoding { .. })).count(), decoding);
         }

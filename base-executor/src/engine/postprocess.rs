@@ -3,6 +3,7 @@
 use std::{
     ops::Range,
     panic::{AssertUnwindSafe, catch_unwind},
+    time::{Duration, Instant},
 };
 
 use model::forward::{ForwardPass, LogitRows};
@@ -14,6 +15,7 @@ use super::{
     schedule::Portion,
     sequence::{Given, Verified, failure},
 };
+use crate::grammars::Helpers;
 
 /// What a request hears of a fault that ends it.
 pub(super) const FAULT: &str =
@@ -76,6 +78,7 @@ impl<P: ForwardPass> Engine<P> {
     /// Hands every sequence of the plan its logits, and retires those that have ended.
     pub(super) fn postprocess(&mut self, plan: &[Portion]) {
         let mut ended = Vec::new();
+        let until = Instant::now() + self.look_budget();
         let (mut row, mut drawn, mut state) = (0, 0, 0);
         for portion in plan {
             let place = match portion.logits {
@@ -86,6 +89,9 @@ impl<P: ForwardPass> Engine<P> {
             row += portion.rows();
             state += portion.states();
             drawn += usize::from(matches!(portion.logits, LogitRows::Draw(_)));
+            if self.sits_out(*portion, until) {
+                continue;
+            }
             let output = self.advance(*portion, place).unwrap_or_else(|_| Some(self.fault(*portion, FAULT)));
             let Some(output) = output else { continue };
             if output.finish.is_some() || output.error.is_some() {
@@ -95,6 +101,35 @@ impl<P: ForwardPass> Engine<P> {
             self.outboxes.output(self.queues.running()[portion.sequence].caller, output);
         }
         self.retire_running(ended);
+    }
+
+    /// Whether it is not known in time what may come behind the portion. Then its sequence alone sits the step out.
+    fn sits_out(&mut self, portion: Portion, until: Instant) -> bool {
+        let sequence = self.queues.running_mut(portion.sequence);
+        if sequence.has_looked(portion.count, until) {
+            return false;
+        }
+        let (is_prompt, virtual_tokens) = (!sequence.is_decoding(), sequence.pending_virtual());
+        let kept = sequence.sit_out(portion.count, &mut self.kv);
+        if is_prompt {
+            self.stats.prompt_tokens += kept.saturating_sub(virtual_tokens) as u64;
+        }
+        failpoint::pass("executor.sits_out");
+        true
+    }
+
+    /// How long a step waits for what may come next in its answers.
+    fn look_budget(&self) -> Duration {
+        self.grammars.as_ref().map_or(Duration::ZERO, Helpers::budget)
+    }
+
+    /// Waits for the oldest of those that sit out where nobody computes: the loop would turn for nothing.
+    pub(super) fn await_looks(&mut self) {
+        let until = Instant::now() + self.look_budget();
+        if !self.queues.running().is_empty() {
+            let oldest = self.queues.running_mut(0);
+            oldest.has_looked(oldest.pending(), until);
+        }
     }
 
     /// A pass that failed has left its sequences' blocks undefined: they fail, the others go on.

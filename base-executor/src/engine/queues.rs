@@ -45,6 +45,11 @@ impl<A> Queues<A> {
         &mut self.running[index]
     }
 
+    /// Does `what` to each that runs.
+    pub(super) fn each_running(&mut self, what: impl FnMut(&mut Sequence<A>)) {
+        self.running.iter_mut().for_each(what);
+    }
+
     /// Those that do not run, whatever they wait for.
     pub(super) fn idle(&self) -> impl Iterator<Item = &Sequence<A>> {
         self.ready.iter().chain(&self.waiting).chain(&self.cold)

@@ -87,7 +87,7 @@ impl<P: ForwardPass> Engine<P> {
         let Some(grammar) = &request.grammar else { return Ok(None) };
         let helpers = self.grammars.as_ref().ok_or(Refusal::NoGrammars)?;
         let begin = (virtual_tokens + request.prompt.len()).saturating_sub(request.generated as usize);
-        Ok(Some(helpers.guide(grammar.clone(), begin)))
+        Ok(Some(helpers.guide(TenantId(request.owner), grammar.clone(), begin)))
     }
 
     fn adapt(&mut self, id: AdapterId) -> Result<Adapted<P::Adapter>, Refusal> {

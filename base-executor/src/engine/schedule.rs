@@ -66,6 +66,7 @@ impl<P: ForwardPass> Engine<P> {
     /// The next step; whoever has to give way for it has done so.
     pub(super) fn schedule(&mut self) -> Vec<Portion> {
         let limits = self.limits.batch();
+        self.queues.each_running(|sequence| _ = sequence.knows_its_grammar());
         loop {
             let running: Vec<_> = self.queues.running().iter().map(Sequence::stage).collect();
             let snapshot = Snapshot { running: &running, free_blocks: self.kv.available() };

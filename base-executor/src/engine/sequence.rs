@@ -249,6 +249,9 @@ impl<A> Sequence<A> {
 
     /// As the scheduler sees it.
     pub(super) fn stage(&self) -> Stage {
+        if self.sits_out() {
+            return Stage::Waiting;
+        }
         if self.is_decoding() {
             return Stage::Decoding { missing_blocks: self.missing_blocks() };
         }

@@ -1,5 +1,8 @@
 //! The next token of a sequence, from a row of logits or from the pass that drew it.
 
+use std::time::Instant;
+
+use cache::Cache;
 use model::sampling::{self, Draw, Drawn, Probability};
 use shmproto::message::{ErrorCode, TokenOutput, WireError};
 use speculation::tree::{NodeId, TokenTree};
@@ -13,18 +16,44 @@ impl<A> Sequence<A> {
         Self { guide, ..self }
     }
 
-    /// What it has to look like is known, or will never be.
+    /// What it has to look like is known, or will never be; and so is what may come next, if that was late.
     pub(in crate::engine) fn knows_its_grammar(&mut self) -> bool {
         self.guide.as_mut().is_none_or(Guide::is_ready)
     }
 
+    /// It waits for what may come next, and sits steps out meanwhile.
+    pub(in crate::engine) fn sits_out(&self) -> bool {
+        self.guide.as_ref().is_some_and(Guide::is_late)
+    }
+
+    /// A pass over its next `count` tokens draws one.
+    fn draws(&self, count: usize) -> bool {
+        self.grown.is_some() || count == self.pending()
+    }
+
     /// Its next `count` tokens are about to be computed: if one is drawn then, it has to be known which may be.
     pub(in crate::engine) fn ask_guide(&mut self, count: usize) {
-        let draws = self.grown.is_some() || count == self.pending();
+        let draws = self.draws(count);
         if let Some(guide) = self.guide.as_mut().filter(|_| draws) {
             let tree = self.grown.as_ref().map_or_else(TokenTree::new, |grown| grown.tree().clone());
             guide.look(&self.tokens, tree);
         }
+    }
+
+    /// Its next `count` tokens have been computed: waits until `until` for what may come behind them, if that is needed.
+    pub(in crate::engine) fn has_looked(&mut self, count: usize, until: Instant) -> bool {
+        let draws = self.draws(count);
+        self.guide.as_mut().filter(|_| draws).is_none_or(|guide| guide.has_looked(until))
+    }
+
+    /// Takes nothing in of a pass over its next `count` tokens but what does not depend on what may come next: the token that
+    /// draws is computed again in a later step, to the same bits. Returns how many tokens are left computed.
+    pub(in crate::engine) fn sit_out(&mut self, count: usize, kv: &mut Cache) -> usize {
+        // Scores of a prompt come with the logits of all of its tokens; a tree hangs on the one that is pending.
+        let kept = if self.scores_prompt() || self.has_grown() { 0 } else { count - 1 };
+        self.prune(kv);
+        self.keep(kept, kv);
+        kept
     }
 
     /// Which tokens may be drawn behind the last one, and behind each that was drafted; `None`: all of them.

@@ -4,7 +4,7 @@ use std::thread;
 
 use base_executor::grammars::Helpers;
 use serde_json::{Value, json};
-use text::grammar::{Grammar, Grammars, Tag, Thought, TokenBytes, Tokens};
+use text::grammar::{Grammar, Tag, Thought, TokenBytes, Tokens};
 
 use super::*;
 use crate::planted::Planted;
@@ -33,20 +33,25 @@ fn words() -> Vec<String> {
     single.chain(more.map(str::to_owned)).collect()
 }
 
-fn helpers() -> Helpers {
+fn helpers(budget: Duration) -> Helpers {
     let read = || {
         let words = words();
         assert_eq!(words.len(), END as usize);
         let texts = words.iter().map(|word| TokenBytes::Text(word.as_bytes()));
         // Some tokens have a meaning to the pass and none here.
         let special = (END as usize..VOCAB).map(|_| TokenBytes::Special(b"<end>"));
-        Ok(Grammars::over(&Tokens::new(texts.chain(special), &[END]))?)
+        Ok(Tokens::new(texts.chain(special), &[END]))
     };
-    Helpers::over(Box::new(read), || {}).unwrap()
+    Helpers::over(Box::new(read), env!("CARGO_BIN_EXE_base-executor").into(), budget, || {}).unwrap()
 }
 
-fn guided(mut bench: Bench) -> Bench {
-    bench.engine = bench.engine.with_grammars(helpers());
+/// An engine that waits for each look, however busy the machine.
+fn guided(bench: Bench) -> Bench {
+    guided_for(bench, patience::WATCHDOG)
+}
+
+fn guided_for(mut bench: Bench, budget: Duration) -> Bench {
+    bench.engine = bench.engine.with_grammars(helpers(budget));
     bench
 }
 
@@ -148,6 +153,55 @@ fn an_answer_of_a_form_has_the_same_tokens_alone_beside_others_drafted_and_taken
             assert_eq!(tokens(&answered_alone(&rest)), whole[cut..], "cut after {cut}");
         }
     }
+}
+
+#[test]
+fn answers_are_the_same_where_the_engine_waits_for_no_look() {
+    let requests: Vec<_> = (1..=8).map(drawn).collect();
+    let alone: Vec<_> = requests.iter().map(answered_alone).collect();
+    let known = requests.iter().zip(&alone).map(|(request, answer)| (request.prompt.clone(), tokens(answer)));
+    let known = Arc::new(Mutex::new(known.collect()));
+    let tight = Limits { max_running: 5, chunk_tokens: 16, kv_blocks: 14, ..ROOMY };
+    for (limits, drafts) in [
+        (ROOMY, Drafts::default()),
+        (tight, Drafts::default()),
+        (ROOMY, Planted::drafts(&known, 0.7, Duration::ZERO)),
+        (tight, Planted::drafts(&known, 0.9, Duration::ZERO)),
+    ] {
+        let mut bench = guided_for(Bench::drafting(limits, drafts), Duration::ZERO);
+        requests.iter().for_each(|request| bench.send(request.clone()));
+        finish(&mut bench);
+        for (request, answer) in requests.iter().zip(&alone) {
+            assert_eq!(bench.answer(request.request).content(), answer.content(), "{limits:?} {request:?}");
+        }
+        assert_nothing_held(&bench);
+    }
+}
+
+#[test]
+fn grammars_that_take_too_much_end_their_requests_alone_and_another_tenant_comes_between_them() {
+    let endless = |id: u64| {
+        let schema = json!({ "type": "integer", "multipleOf": 999_000 + id });
+        let grammar = json!({ "grammars": [{ "json_schema": schema }] }).to_string();
+        Generate { grammar: Some(grammar), owner: [1; 32], ..drawn(id) }
+    };
+    let mut bench = guided(Bench::new(ROOMY));
+    let many = 11..17;
+    many.clone().for_each(|id| bench.send(endless(id)));
+    bench.send(Generate { owner: [2; 32], ..drawn(2) });
+    let begun = Instant::now();
+    while bench.answers.get(&2).is_none_or(|answer| answer.finish.is_none()) {
+        bench.step();
+        assert!(begun.elapsed() < patience::WATCHDOG, "the engine makes no progress: {:?}", bench.engine);
+        thread::sleep(Duration::from_micros(50));
+    }
+    assert!(
+        many.clone().any(|id| !bench.answers.contains_key(&id)),
+        "another tenant is answered before them"
+    );
+    finish(&mut bench);
+    many.for_each(|id| assert_eq!(bench.error(id), Some(ErrorCode::InvalidRequest)));
+    assert_nothing_held(&bench);
 }
 
 #[test]

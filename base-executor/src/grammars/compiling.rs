@@ -1,0 +1,117 @@
+//! The threads that compile: first in a process with limits, then here, where the matcher is needed.
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    path::PathBuf,
+    sync::{Arc, Mutex, OnceLock, PoisonError},
+};
+
+use anyhow::Context as _;
+use ids::TenantId;
+use text::{
+    grammar::{Grammars, Matcher, Tokens},
+    sandbox::{Sandbox, SandboxError},
+    tenant_cache::{CacheLimits, TenantCache},
+    tenant_queue::TenantQueue,
+};
+use tokio::sync::oneshot;
+
+use super::{GuideError, Vocabulary, looking::Bell};
+
+/// Bytes of compiled grammars that are kept for the next request of the same tenant.
+const KEPT: CacheLimits = CacheLimits { tenant_bytes: 64 << 20, total_bytes: 256 << 20 };
+
+/// Added to the niceness of a thread that compiles: a step comes first.
+const NICENESS: i32 = 19;
+
+/// What a guide begins with.
+pub(super) type Compiled = Result<Box<Matcher>, GuideError>;
+
+/// A grammar that somebody waits for.
+#[derive(Debug)]
+pub(super) struct Compile {
+    pub(super) tenant: TenantId,
+    pub(super) source: String,
+    pub(super) reply: oneshot::Sender<Compiled>,
+}
+
+/// What all threads that compile share.
+pub(super) struct Compilers {
+    read: Vocabulary,
+    program: PathBuf,
+    known: OnceLock<Result<Known, GuideError>>,
+    kept: Mutex<TenantCache<Box<str>, Matcher>>,
+}
+
+/// The vocabulary.
+struct Known {
+    tokens: Arc<Tokens>,
+    grammars: Grammars,
+}
+
+impl Compilers {
+    pub(super) fn new(read: Vocabulary, program: PathBuf) -> Self {
+        Self { read, program, known: OnceLock::new(), kept: Mutex::new(TenantCache::new(KEPT)) }
+    }
+
+    /// A matcher for what `tenant` has had compiled before, with memory of its own.
+    pub(super) fn kept(&self, tenant: TenantId, source: &str) -> Option<Box<Matcher>> {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        // A clone shares its memory, so that nobody waits for a copy of it under the lock.
+        let matcher = kept.get(tenant, |known| **known == *source)?.clone();
+        drop(kept);
+        Some(Box::new(matcher.deep_clone()))
+    }
+
+    /// Compiles what is asked for until the queue is closed.
+    pub(super) fn serve(&self, queue: &TenantQueue<Compile>, bell: &Bell) {
+        if let Err(error) = rustix::process::nice(NICENESS) {
+            tracing::warn!(%error, "a thread that compiles grammars keeps its priority");
+        }
+        let mut sandbox = None;
+        while let Some(mut taken) = queue.take() {
+            // Whoever asked may be gone.
+            let Some(Compile { tenant, source, reply }) =
+                taken.item.take().filter(|asked| !asked.reply.is_closed())
+            else {
+                continue;
+            };
+            let compiled = catch_unwind(AssertUnwindSafe(|| self.compile(&mut sandbox, tenant, &source)));
+            let _ = reply.send(compiled.unwrap_or(Err(GuideError::Fault)));
+            drop(taken);
+            bell();
+        }
+    }
+
+    fn compile(&self, sandbox: &mut Option<Sandbox>, tenant: TenantId, source: &str) -> Compiled {
+        // Another sequence of the tenant may have had it compiled meanwhile.
+        if let Some(matcher) = self.kept(tenant, source) {
+            return Ok(matcher);
+        }
+        let Known { tokens, grammars } =
+            self.known.get_or_init(|| self.know()).as_ref().map_err(Clone::clone)?;
+        let sandbox = sandbox.get_or_insert_with(|| Sandbox::new(self.program.clone(), Arc::clone(tokens)));
+        sandbox.judge(source).map_err(|error| match error {
+            SandboxError::Refused(_) | SandboxError::TooMuch => GuideError::Grammar(error.to_string()),
+            SandboxError::Unavailable(_) => {
+                tracing::error!(error = &error as &dyn std::error::Error, "a grammar was not compiled");
+                GuideError::Fault
+            }
+        })?;
+        let matcher = grammars.compile(source).map_err(|error| GuideError::Grammar(error.to_string()))?;
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.insert(tenant, source.into(), matcher.deep_clone(), matcher.bytes() + source.len());
+        Ok(Box::new(matcher))
+    }
+
+    fn know(&self) -> Result<Known, GuideError> {
+        let known = (self.read)().and_then(|tokens| {
+            let grammars = Grammars::over(&tokens).context("grammars cannot be used with this model")?;
+            Ok(Known { tokens: Arc::new(tokens), grammars })
+        });
+        known.map_err(|error| {
+            tracing::error!(error = %format!("{error:#}"), "the vocabulary cannot be read for grammars");
+            GuideError::Grammar(format!("{error:#}"))
+        })
+    }
+}

@@ -1,0 +1,120 @@
+//! The threads that look: what may come next in an answer, and behind each token that was drafted for it.
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::SeqCst},
+        mpsc::Sender,
+    },
+};
+
+use speculation::tree::{NodeId, TokenTree};
+use text::{
+    grammar::{MatchError, Matcher, TokenSet},
+    tenant_queue::TenantQueue,
+};
+
+use super::{
+    GuideError,
+    compiling::{Compile, Compilers},
+    guide::Allowed,
+};
+
+/// Has the engine turn.
+pub(super) type Bell = Arc<dyn Fn() + Send + Sync>;
+
+/// A matcher behind the tokens that were drawn, and what may come there.
+pub(super) type Looked = Result<(Box<Matcher>, Allowed), GuideError>;
+
+/// What a thread is asked.
+pub(super) enum Work {
+    /// A matcher at the beginning of an answer.
+    Begin(Compile),
+    /// What may come behind `said`.
+    Look(Look),
+}
+
+/// See [`Work::Look`].
+pub(super) struct Look {
+    pub(super) matcher: Box<Matcher>,
+    /// Tokens that the matcher does not know of yet.
+    pub(super) said: Vec<u32>,
+    pub(super) tree: TokenTree,
+    pub(super) reply: Sender<Looked>,
+    /// The engine has given up waiting, and wants to be told.
+    pub(super) is_late: Arc<AtomicBool>,
+}
+
+/// Works on what is asked until the queue is closed.
+pub(super) fn serve(
+    work: &TenantQueue<Work>,
+    compiling: &TenantQueue<Compile>,
+    compilers: &Compilers,
+    bell: &Bell,
+) {
+    while let Some(mut taken) = work.take() {
+        // A look that panics takes its matcher along: its sequence alone ends with an error.
+        let _ = catch_unwind(AssertUnwindSafe(|| match taken.item.take() {
+            Some(Work::Begin(asked)) => begin(asked, compiling, compilers, bell),
+            Some(Work::Look(asked)) => look_and_tell(asked, bell),
+            None => {}
+        }));
+    }
+}
+
+/// Gives a matcher that is kept, or has it compiled.
+fn begin(asked: Compile, compiling: &TenantQueue<Compile>, compilers: &Compilers, bell: &Bell) {
+    match compilers.kept(asked.tenant, &asked.source) {
+        Some(matcher) => {
+            let _ = asked.reply.send(Ok(matcher));
+            bell();
+        }
+        // The queue has no limit.
+        None => _ = compiling.push(asked.tenant, asked),
+    }
+}
+
+fn look_and_tell(asked: Look, bell: &Bell) {
+    let Look { matcher, said, tree, reply, is_late } = asked;
+    failpoint::pass("executor.grammar_look");
+    let looked = catch_unwind(AssertUnwindSafe(|| look(matcher, &said, &tree)));
+    // Whoever asked may be gone.
+    let _ = reply.send(looked.unwrap_or(Err(GuideError::Fault)));
+    if is_late.load(SeqCst) {
+        bell();
+    }
+}
+
+fn look(mut matcher: Box<Matcher>, said: &[u32], tree: &TokenTree) -> Looked {
+    said.iter().try_for_each(|&token| matcher.accept(token))?;
+    let (next, mut behind) = (matcher.allowed(), vec![None; tree.len()]);
+    if let Some(next) = next.as_ref().ok().filter(|_| !tree.is_empty()) {
+        // Of a copy: a guess that the matcher cannot follow is no reason to end the answer.
+        let _ = look_behind(&mut matcher.clone(), tree, None, next, &mut behind);
+    }
+    Ok((matcher, Allowed::new(next, behind)))
+}
+
+/// Finds out what may come behind those guesses behind `at` that may come themselves. The matcher stands at `at`, before and after.
+fn look_behind(
+    matcher: &mut Matcher,
+    tree: &TokenTree,
+    at: Option<NodeId>,
+    next: &TokenSet,
+    behind: &mut [Option<TokenSet>],
+) -> Result<(), MatchError> {
+    for node in tree.children(at) {
+        let token = tree.token(node);
+        if !next.contains(token) || matcher.ends_with(token) {
+            continue;
+        }
+        matcher.accept(token)?;
+        if let Ok(then) = matcher.allowed() {
+            look_behind(matcher, tree, Some(node), &then, behind)?;
+            behind[node.index()] = Some(then);
+        }
+        matcher.take_back(1)?;
+    }
+    Ok(())
+}
