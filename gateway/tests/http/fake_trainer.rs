@@ -1,4 +1,4 @@
-//! A service whose trainers learn nothing: each order of a Tinker session is carried out, and weights are what a test can tell.
+//! A service whose trainers learn nothing: jobs and orders of Tinker sessions are carried out, and weights are what a test can tell.
 
 use std::{
     path::Path,
@@ -8,13 +8,17 @@ use std::{
     },
 };
 
+use serde_json::json;
 use tempfile::TempDir;
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader},
     net::{UnixListener, UnixStream},
     task::JoinHandle,
 };
-use training_protocol::session::{Answer, Done, Lora, Order};
+use training_protocol::{
+    Request,
+    session::{Answer, Done, Lora, Order},
+};
 
 /// Ends with the test.
 pub(crate) struct FakeTrainers {
@@ -57,6 +61,10 @@ async fn train(stream: UnixStream, saved: Arc<AtomicUsize>) -> Option<()> {
     let mut stream = BufReader::new(stream);
     let mut line = String::new();
     stream.read_line(&mut line).await.ok()?;
+    let Request { arguments } = serde_json::from_str(&line).unwrap();
+    if let Some(at) = arguments.iter().position(|argument| argument == "--output") {
+        return work(&mut stream, Path::new(&arguments[at + 1]), &saved).await;
+    }
     answer(&mut stream, &Answer::Ready {}).await?;
     loop {
         line.clear();
@@ -71,6 +79,19 @@ async fn train(stream: UnixStream, saved: Arc<AtomicUsize>) -> Option<()> {
     }
 }
 
+/// Does a fine-tuning job of one step.
+async fn work(stream: &mut BufReader<UnixStream>, output: &Path, saved: &AtomicUsize) -> Option<()> {
+    save(output, saved);
+    for event in [
+        json!({ "event": "plan", "examples": 1, "steps": 1, "kind": "text" }),
+        json!({ "event": "step", "step": 1, "steps": 1, "loss": 0.5, "tokens": 9 }),
+        json!({ "event": "done", "steps": 1, "loss": 0.5, "held_out_loss": null, "generation": "", "seconds": 0.1 }),
+    ] {
+        stream.write_all(format!("{event}\n").as_bytes()).await.ok()?;
+    }
+    Some(())
+}
+
 fn carry_out(order: &Order, saved: &AtomicUsize) -> Done {
     match order {
         Order::Create { lora, .. } => return Done { lora: Some(lora.clone()), ..Done::default() },
@@ -79,14 +100,17 @@ fn carry_out(order: &Order, saved: &AtomicUsize) -> Done {
             return Done { lora: Some(lora), ..Done::default() };
         }
         Order::SaveState { directory } => write(directory, "checkpoint", "a state"),
-        Order::SaveWeights { directory } => {
-            let number = saved.fetch_add(1, Ordering::Relaxed);
-            write(directory, "adapter_config.json", "{}");
-            write(directory, "adapter_model.safetensors", &weights(number));
-        }
+        Order::SaveWeights { directory } => save(directory, saved),
         Order::ForwardBackward { .. } | Order::OptimStep(_) => {}
     }
     Done::default()
+}
+
+/// Writes an adapter.
+fn save(directory: &Path, saved: &AtomicUsize) {
+    let number = saved.fetch_add(1, Ordering::Relaxed);
+    write(directory, "adapter_config.json", "{}");
+    write(directory, "adapter_model.safetensors", &weights(number));
 }
 
 fn write(directory: &Path, name: &str, text: &str) {

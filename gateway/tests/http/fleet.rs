@@ -109,3 +109,39 @@ async fn what_one_gateway_keeps_is_downloaded_and_given_an_end_through_the_other
     };
     eventually_async("the first gateway hears of it", ends).await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_through_one_gateway_learns_from_a_file_of_the_other_and_both_serve_its_adapter() {
+    let Some(fleet) = Fleet::start().await else { return };
+    let [one, other] = fleet.clients();
+    let form = "--x\r\nContent-Disposition: form-data; name=\"purpose\"\r\n\r\nfine-tune\r\n--x\r\n\
+                Content-Disposition: form-data; name=\"file\"; filename=\"a\"\r\n\r\n{}\r\n--x--\r\n";
+    let sent = one.send("POST", "/v1/files", "multipart/form-data; boundary=x", form).await;
+    assert_eq!(sent.status, 200, "{}", sent.body);
+    let file = sent.json()["id"].as_str().unwrap().to_owned();
+    assert_eq!(other.get(&format!("/v1/files/{file}/content")).await.body, "{}");
+    let order = json!({ "model": "base", "training_file": file, "suffix": "made" });
+    let job = other.post("/v1/fine_tuning/jobs", &order).await;
+    assert_eq!(job.status, 200, "{}", job.body);
+    let route = format!("/v1/fine_tuning/jobs/{}", job.json()["id"].as_str().unwrap());
+    let is_done = async |client: &Client| client.get(&route).await.json()["status"] == "succeeded";
+    eventually_async("the job ends", async || is_done(one).await && is_done(other).await).await;
+    let done = one.get(&route).await.json();
+    let name = done["fine_tuned_model"].as_str().unwrap();
+    assert!(name.ends_with("/made"), "{done}");
+    let results = done["result_files"].as_array().unwrap();
+    assert_eq!(results.len(), 1);
+    let content = format!("/v1/files/{}/content", results[0].as_str().unwrap());
+    let measured = one.get(&content).await;
+    assert!(measured.body.starts_with("step,"), "{}", measured.body);
+    assert_eq!(other.get(&content).await.body, measured.body);
+    for client in [one, other] {
+        knows(client, name).await;
+        let completion = json!({ "model": name, "prompt": "x", "max_tokens": 1 });
+        assert_eq!(client.post("/v1/completions", &completion).await.status, 200);
+    }
+    let cancelled = other.post(&format!("{route}/cancel"), &json!({})).await;
+    assert_eq!(cancelled.status, 400, "it has ended: {}", cancelled.body);
+    assert_eq!(one.send("DELETE", &format!("/v1/files/{file}"), "application/json", "").await.status, 200);
+    assert_eq!(other.get(&format!("/v1/files/{file}")).await.status, 404);
+}
