@@ -89,6 +89,22 @@ impl Client {
         self.text(response)
     }
 
+    /// The body of `route` with this query, to be read as it comes.
+    pub(crate) fn read(
+        &self,
+        route: &str,
+        query: &[(&str, &str)],
+    ) -> Result<impl io::Read + use<>, ClientError> {
+        let mut request = self.agent.get(format!("{}{route}", self.url));
+        for (name, value) in query {
+            request = request.query(name, value);
+        }
+        if let Some(key) = &self.key {
+            request = request.header("Authorization", format!("Bearer {key}"));
+        }
+        Ok(self.accept(request.call())?.into_reader())
+    }
+
     /// Posts `body` to `route`; the answer's body as it came, however long it takes.
     pub(crate) fn post_text(&self, route: &str, body: &Value) -> Result<String, ClientError> {
         let mut request = self.agent.post(format!("{}{route}", self.url));

@@ -140,7 +140,7 @@ fn split(adapter: &str) -> Option<(&str, char, &str)> {
     let mut name = rest.chars();
     let mark = name.next()?;
     let is_run = digits > 0 && session.bytes().all(|byte| byte.is_ascii_hexdigit());
-    is_run.then(|| (run, mark, name.as_str()))
+    is_run.then_some((run, mark, name.as_str()))
 }
 
 /// How long something is kept, in seconds, if that is said: Tinker has 1 hour to 10 years.

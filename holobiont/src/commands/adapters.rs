@@ -3,6 +3,7 @@
 mod diff;
 mod list;
 mod merge;
+mod pull;
 mod stats;
 
 use std::{
@@ -14,7 +15,7 @@ use std::{
 use model::adapter::{AdapterError, named::MergeError};
 use serde_json::{Value, json};
 
-use self::{diff::DiffArguments, merge::MergeArguments, stats::StatsArguments};
+use self::{diff::DiffArguments, merge::MergeArguments, pull::PullArguments, stats::StatsArguments};
 use crate::{
     client::{Client, ClientError},
     deployment::sibling,
@@ -37,7 +38,7 @@ const CHECKER: &str = "base-executor";
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum AdaptersCommand {
     /// Lists the adapters of a gateway, those on disk too
-    Ls,
+    Ls(LsArguments),
     /// Serves an adapter under a new name
     Add(AddArguments),
     /// Puts another adapter under a name; requests that run keep the one they started with
@@ -46,6 +47,8 @@ pub(crate) enum AdaptersCommand {
     Rm(RmArguments),
     /// Keeps an adapter in memory
     Pin(PinArguments),
+    /// Downloads the files of an adapter into a new directory
+    Pull(PullArguments),
     /// Says by tensor name what of an adapter is unsupported; without a gateway too
     Check(CheckArguments),
     /// Writes several LoRAs, each times a weight, as one: their exact sum
@@ -54,6 +57,14 @@ pub(crate) enum AdaptersCommand {
     Diff(DiffArguments),
     /// Says what is in the files of LoRAs: ranks, layers, norms, bytes, numbers
     Stats(StatsArguments),
+}
+
+/// Arguments of `adapters ls`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct LsArguments {
+    /// Those that Tinker's runs keep, instead of those that people have named
+    #[arg(long)]
+    runs: bool,
 }
 
 /// Arguments of `adapters add`.
@@ -162,6 +173,14 @@ pub(crate) enum AdaptersError {
     /// Its files are not usable.
     #[error(transparent)]
     Files(#[from] AdapterError),
+    /// The files of an adapter were not downloaded.
+    #[error("the files of `{name}` were not downloaded")]
+    Download {
+        /// Of which adapter.
+        name: String,
+        /// Why.
+        source: io::Error,
+    },
     /// Adapters are not merged.
     #[error("the adapters cannot be merged")]
     Merge(#[from] MergeError),
@@ -184,7 +203,9 @@ impl Explain for AdaptersError {
             Self::NoAdapter(_) | Self::NoChecker => Exit::NotFound,
             Self::Exists(_) => Exit::Conflict,
             Self::Files(AdapterError::Read { .. }) => Exit::NotFound,
-            Self::Checker(_) | Self::Declined | Self::Files(_) | Self::Merge(_) => Exit::Failed,
+            Self::Checker(_) | Self::Declined | Self::Files(_) | Self::Merge(_) | Self::Download { .. } => {
+                Exit::Failed
+            }
         }
     }
 
@@ -196,7 +217,9 @@ impl Explain for AdaptersError {
             Self::NoChecker => Some(format!("cargo build --release --bin {CHECKER}")),
             Self::NoAdapter(_) => Some("name the directory that adapter_config.json is in".into()),
             Self::NoRevision(_) | Self::NotGood { .. } | Self::Checker(_) | Self::Declined => None,
-            Self::Files(_) | Self::Merge(_) | Self::Exists(_) | Self::Weight(_) => None,
+            Self::Files(_) | Self::Merge(_) | Self::Exists(_) | Self::Weight(_) | Self::Download { .. } => {
+                None
+            }
         }
     }
 
@@ -209,11 +232,12 @@ impl Explain for AdaptersError {
 pub(crate) fn run(command: &AdaptersCommand, url: &str, terminal: Terminal) -> Result<(), AdaptersError> {
     let client = || Client::new(url, terminal);
     match command {
-        AdaptersCommand::Ls => Ok(list::run(&client(), terminal)?),
+        AdaptersCommand::Ls(arguments) => Ok(list::run(arguments.runs, &client(), terminal)?),
         AdaptersCommand::Add(arguments) => add(arguments, &client(), terminal),
         AdaptersCommand::Replace(arguments) => replace(arguments, &client(), terminal),
         AdaptersCommand::Rm(arguments) => remove(arguments, &client(), terminal),
         AdaptersCommand::Pin(arguments) => pin(arguments, &client(), terminal),
+        AdaptersCommand::Pull(arguments) => pull::run(arguments, &client(), terminal),
         AdaptersCommand::Check(arguments) => check(arguments, &client(), terminal),
         AdaptersCommand::Merge(arguments) => merge::run(arguments, terminal),
         AdaptersCommand::Diff(arguments) => diff::run(arguments, terminal),

@@ -325,3 +325,35 @@ fn help_lists_the_exit_codes() {
     assert_eq!(ended.status.code(), Some(0));
     assert!(ended.out.contains("5  unavailable"), "{}", ended.out);
 }
+
+#[test]
+fn an_adapter_is_pulled_whole_or_not_at_all() {
+    let (stage, gateway) = (Stage::new(), FakeGateway::start());
+    let place = tempfile::tempdir().unwrap();
+    let pull = |name: &str| {
+        let directory = place.path().join(name);
+        run(&mut gateway.command(&stage, &["adapters", "pull", name, directory.to_str().unwrap()]))
+    };
+    let ended = pull("pirate");
+    assert_eq!(ended.status.code(), Some(0), "{}", ended.err);
+    assert!(ended.out.contains("generation abcdef012345, 9 B"), "{}", ended.out);
+    let text = |file: &str| std::fs::read_to_string(place.path().join("pirate").join(file)).unwrap();
+    assert_eq!(
+        (text("adapter_config.json"), text("adapter_model.safetensors")),
+        ("{}".into(), "weights".into())
+    );
+    let again = pull("pirate");
+    assert_eq!(again.status.code(), Some(4), "it is there already: {}", again.err);
+    for (name, code, why) in [
+        ("outside", 1, "../adapter_config.json"),
+        ("short", 1, "2 bytes, not 3"),
+        ("nobody", 3, "there is none"),
+    ] {
+        let ended = pull(name);
+        assert_eq!(ended.status.code(), Some(code), "{name}: {}", ended.err);
+        assert!(ended.err.contains(why), "{name}: {}", ended.err);
+    }
+    let left: Vec<_> =
+        std::fs::read_dir(place.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(left, ["pirate"], "nothing of the others is left");
+}

@@ -9,8 +9,9 @@ use crate::{
 };
 
 /// Lists them; as JSON the gateway's answer as it came.
-pub(super) fn run(client: &Client, terminal: Terminal) -> Result<(), ClientError> {
-    let body = client.get_text("/v1/lora_adapters")?;
+pub(super) fn run(of_runs: bool, client: &Client, terminal: Terminal) -> Result<(), ClientError> {
+    let route = if of_runs { "/v1/lora_adapters?runs=true" } else { "/v1/lora_adapters" };
+    let body = client.get_text(route)?;
     if terminal.format == Format::Json {
         terminal.print(body);
         return Ok(());

@@ -89,6 +89,7 @@ fn answer(mut stream: TcpStream, seen: &Seen) -> Option<()> {
     let (status, kind, text) = match head.first()?.split(' ').nth(1)? {
         "/v1/models" => ("200 OK", "application/json", models().to_string()),
         "/v1/lora_adapters" => ("200 OK", "application/json", adapters().to_string()),
+        route if route.starts_with("/v1/lora_adapter_files") => files(route),
         "/v1/status" => ("200 OK", "application/json", status(seen)),
         "/metrics" => ("200 OK", "text/plain", METRICS.to_owned()),
         route @ ("/v1/load_lora_adapter" | "/v1/unload_lora_adapter" | "/v1/pin_lora_adapter") => {
@@ -177,6 +178,37 @@ fn administer(route: &str, body: &Value) -> (&'static str, &'static str, String)
             ("200 OK", "application/json", answer.to_string())
         }
         (name, _) => ("200 OK", "application/json", json!({"name": name, "freed_bytes": 2048}).to_string()),
+    }
+}
+
+/// `pirate` has two files, `outside` one whose name leads elsewhere, and `short` one that is shorter than the list says.
+fn files(route: &str) -> (&'static str, &'static str, String) {
+    let (path, query) = route.split_once('?').unwrap();
+    let generation = "abcdef0123456789";
+    let name = query.split('&').find_map(|part| part.strip_prefix("lora_name=")).unwrap();
+    let list = |files: Value| {
+        let listed = json!({"object": "list", "lora_name": name, "generation": generation, "data": files});
+        ("200 OK", "application/json", listed.to_string())
+    };
+    let file = path.strip_prefix("/v1/lora_adapter_files/");
+    if file.is_some() {
+        assert!(query.ends_with(&format!("expected_generation={generation}")), "{query}");
+    }
+    match (name, file) {
+        ("pirate", None) => list(json!([
+            {"name": "adapter_config.json", "bytes": 2}, {"name": "adapter_model.safetensors", "bytes": 7},
+        ])),
+        ("outside", None) => list(json!([{"name": "../adapter_config.json", "bytes": 2}])),
+        ("short", None) => list(json!([{"name": "adapter_config.json", "bytes": 3}])),
+        (_, Some("adapter_config.json")) => ("200 OK", "application/octet-stream", "{}".to_owned()),
+        (_, Some("adapter_model.safetensors")) => {
+            ("200 OK", "application/octet-stream", "weights".to_owned())
+        }
+        _ => {
+            let error =
+                json!({"error": {"message": "there is none", "type": "x", "code": "model_not_found"}});
+            ("404 Not Found", "application/json", error.to_string())
+        }
     }
 }
 

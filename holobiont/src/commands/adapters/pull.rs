@@ -1,0 +1,112 @@
+//! `holobiont adapters pull`: the files of an adapter, taken from a running gateway.
+
+use std::{
+    fs::{self, File},
+    io::{self, Read as _},
+    path::{Path, PathBuf},
+};
+
+use serde::Deserialize;
+use serde_json::json;
+
+use super::AdaptersError;
+use crate::{
+    client::{Client, ClientError},
+    terminal::{
+        Format, Terminal,
+        table::{short_generation, size},
+    },
+};
+
+/// Arguments of `adapters pull`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct PullArguments {
+    /// What requests call it
+    name: String,
+    /// The directory to make; it must not exist
+    #[arg(value_name = "DIR")]
+    directory: PathBuf,
+}
+
+/// The files of an adapter, as the gateway lists them.
+#[derive(Debug, Deserialize)]
+struct Files {
+    generation: String,
+    data: Vec<ListedFile>,
+}
+
+#[derive(Debug, Deserialize)]
+struct ListedFile {
+    name: String,
+    bytes: u64,
+}
+
+/// Where the gateway has the files of adapters.
+const ROUTE: &str = "/v1/lora_adapter_files";
+
+/// Downloads an adapter, whole or not at all.
+pub(super) fn run(
+    arguments: &PullArguments,
+    client: &Client,
+    terminal: Terminal,
+) -> Result<(), AdaptersError> {
+    let PullArguments { name, directory } = arguments;
+    if directory.exists() {
+        return Err(AdaptersError::Exists(directory.clone()));
+    }
+    let mut listed = String::new();
+    let read = |error| AdaptersError::Download { name: name.clone(), source: error };
+    client.read(ROUTE, &[("lora_name", name)])?.read_to_string(&mut listed).map_err(read)?;
+    let files: Files = serde_json::from_str(&listed).map_err(ClientError::Garbled)?;
+    let parent = directory.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let partial = tempfile::tempdir_in(parent.unwrap_or(Path::new("."))).map_err(read)?;
+    for file in &files.data {
+        let progress = terminal.spinner(format!("downloading {}, {}", file.name, size(file.bytes)));
+        let fetched = fetch(client, name, &files.generation, file, partial.path());
+        progress.finish_and_clear();
+        fetched?;
+    }
+    fs::rename(partial.keep(), directory).map_err(read)?;
+    let bytes: u64 = files.data.iter().map(|file| file.bytes).sum();
+    match terminal.format {
+        Format::Json => terminal.print(json!({
+            "name": name, "generation": files.generation, "directory": directory, "bytes": bytes,
+        })),
+        Format::Human => terminal.print(format!(
+            "{name} is in {}: generation {}, {}",
+            directory.display(),
+            short_generation(&files.generation),
+            size(bytes)
+        )),
+    }
+    Ok(())
+}
+
+/// Downloads one file of a generation into a directory.
+fn fetch(
+    client: &Client,
+    adapter: &str,
+    generation: &str,
+    file: &ListedFile,
+    into: &Path,
+) -> Result<(), AdaptersError> {
+    let failed = |source| AdaptersError::Download { name: adapter.to_owned(), source };
+    // A gateway does not choose where files are written here.
+    let is_plain = !file.name.starts_with('.') && !file.name.contains(['/', '\\']) && !file.name.is_empty();
+    if !is_plain {
+        return Err(failed(io::Error::other(format!(
+            "the gateway calls a file '{}'",
+            file.name.escape_debug()
+        ))));
+    }
+    let query = [("lora_name", adapter), ("expected_generation", generation)];
+    let body = client.read(&format!("{ROUTE}/{}", file.name), &query)?;
+    let mut to = File::create_new(into.join(&file.name)).map_err(failed)?;
+    // One byte more than there should be tells that there is more.
+    let copied = io::copy(&mut body.take(file.bytes.saturating_add(1)), &mut to).map_err(failed)?;
+    if copied != file.bytes {
+        let said = format!("'{}' has {copied} bytes, not {}; try again", file.name, file.bytes);
+        return Err(failed(io::Error::other(said)));
+    }
+    to.sync_all().map_err(failed)
+}
