@@ -50,7 +50,7 @@ impl<B: Base> Learning<B> {
     /// calls, the gradients are the same.
     ///
     /// # Errors
-    /// The executor is gone, or the loss is no number; the gradients are as they were.
+    /// The executor is gone, or the loss or a gradient is no number; the gradients are as they were.
     pub fn gather(
         &mut self,
         data: &[Datum],
@@ -58,7 +58,13 @@ impl<B: Base> Learning<B> {
         direction: Direction,
     ) -> Result<Gathered, LearnError<B::Error>> {
         let kept = (direction == Direction::Backward).then(|| self.gradients.clone());
-        let gathered = self.gather_parts(data, loss, direction);
+        let gathered = self.gather_parts(data, loss, direction).and_then(|gathered| {
+            // A gradient that is no number would stay so whatever is added to it.
+            if self.gradients.tensors().into_iter().flatten().all(|number| number.is_finite()) {
+                return Ok(gathered);
+            }
+            Err(LearnError::NotANumber { what: "gradient", step: self.state.step + 1 })
+        });
         if let (Err(_), Some(kept)) = (&gathered, kept) {
             self.gradients = kept;
         }
@@ -97,25 +103,25 @@ impl<B: Base> Learning<B> {
         Err(LearnError::NotANumber { what: "loss", step: self.state.step + 1 })
     }
 
-    /// Makes a step of all gradients that were gathered, which are gone then; gives their length, before it was shortened to
+    /// Makes a step of all gradients that were gathered, and forgets them; gives their length, before it was shortened to
     /// `max_norm`, if that is said.
     ///
     /// # Errors
-    /// The gradient is no number, or what the step would give; the adapter is as it was.
+    /// What the step would give is no number; adapter, optimizer and gradients are as they were.
     pub fn step_gathered(
         &mut self,
         hyper: &Hyperparameters,
         max_norm: Option<f64>,
     ) -> Result<f64, LearnError<B::Error>> {
-        let kept = (self.method.clone(), self.state.clone());
+        let kept = (self.method.clone(), self.state.clone(), self.gradients.clone());
         let stepped = self.step(0.0, 0, hyper, max_norm.unwrap_or(f64::INFINITY));
-        self.gradients.clear();
-        let stepped = stepped?;
-        if self.method.tensors().into_iter().flatten().all(|number| number.is_finite()) {
+        let is_number = self.method.tensors().into_iter().flatten().all(|number| number.is_finite());
+        if is_number && let Ok(stepped) = stepped {
+            self.gradients.clear();
             return Ok(stepped.grad_norm);
         }
-        (self.method, self.state) = kept;
-        Err(LearnError::NotANumber { what: "result", step: self.state.step + 1 })
+        (self.method, self.state, self.gradients) = kept;
+        Err(stepped.err().unwrap_or(LearnError::NotANumber { what: "result", step: self.state.step + 1 }))
     }
 }
 

@@ -257,6 +257,32 @@ fn what_is_gathered_is_the_same_bits_on_any_number_of_lanes() {
 }
 
 #[test]
+fn what_is_refused_leaves_adapter_optimizer_and_gradients_as_they_were() {
+    let data = data();
+    let mut wild_data = data[..1].to_vec();
+    wild_data[0].weights.fill(f32::MAX);
+    let wild = Hyperparameters { learning_rate: f64::MAX, ..HYPER };
+    for method in METHODS {
+        let learned = |tries: usize| {
+            let mut learning = learning("qwen2-bias", method, 1, NEVER, Fault::Error);
+            learning.gather(&data, Loss::CrossEntropy, Direction::Backward).unwrap();
+            for _ in 0..tries {
+                let refused = learning.gather(&wild_data, Loss::CrossEntropy, Direction::Backward);
+                assert!(
+                    matches!(refused, Err(LearnError::NotANumber { what: "gradient", .. })),
+                    "{refused:?}"
+                );
+                let refused = learning.step_gathered(&wild, Some(1e-3));
+                assert!(matches!(refused, Err(LearnError::NotANumber { what: "result", .. })), "{refused:?}");
+            }
+            let norm = learning.step_gathered(&HYPER, Some(1e-3)).unwrap();
+            (norm.to_bits(), bits(&learning.method))
+        };
+        assert!(learned(2) == learned(0), "{method}");
+    }
+}
+
+#[test]
 fn a_lane_that_fails_lets_nobody_wait_and_its_own_error_is_told() {
     let (examples, data) = (examples(), data());
     let examples: Vec<&Example> = examples.iter().collect();
