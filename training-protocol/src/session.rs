@@ -25,7 +25,8 @@ pub enum Order {
         /// Decides its first numbers.
         seed: u64,
     },
-    /// Begin, or go on, with one that [`Order::SaveState`] kept.
+    /// Begin, or go on, with one that [`Order::SaveState`] or [`Order::Suspend`] kept; of the latter with the gradients that were
+    /// gathered, too.
     Load {
         /// Where it is.
         directory: PathBuf,
@@ -50,6 +51,11 @@ pub enum Order {
     /// Keep adapter and optimizer.
     SaveState {
         /// Where; what is there is replaced.
+        directory: PathBuf,
+    },
+    /// Keep adapter, optimizer and gathered gradients, so that another trainer goes on as if it were this one.
+    Suspend {
+        /// Where; it must not exist.
         directory: PathBuf,
     },
     /// Write the adapter in PEFT's format.

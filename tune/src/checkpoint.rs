@@ -21,7 +21,7 @@ use crate::{
 /// The file's name.
 pub const FILE: &str = training_protocol::CHECKPOINT_FILE;
 
-/// Largest file that is read: three numbers for each of the adapter.
+/// Largest file that is read: three or four numbers for each of the adapter.
 const MAX_BYTES: u64 = 16 << 30;
 
 /// What must be the same for a job to go on.
@@ -44,6 +44,8 @@ pub struct Checkpoint {
     pub method: Method,
     /// The optimizer's.
     pub state: State,
+    /// Gradients that were gathered for the next step, as many as the adapter has numbers; a job has none between its steps.
+    pub gradients: Option<Vec<Vec<f32>>>,
 }
 
 /// Why a job does not go on, or leaves nothing to go on from.
@@ -131,6 +133,9 @@ impl Checkpoint {
             push("exp_avg", number, &moments.exp_avg);
             push("exp_avg_sq", number, &moments.exp_avg_sq);
         }
+        for (number, values) in self.gradients.iter().flatten().enumerate() {
+            push("gradient", number, values);
+        }
         let words = Words { version: VERSION, step: self.state.step, origin: self.origin.clone() };
         let words = serde_json::to_string(&words).map_err(|error| failed(error.into()))?;
         let bytes = serialize(&tensors, Dtype::F32, &[], Some(words))
@@ -182,7 +187,14 @@ impl Checkpoint {
             read("exp_avg", number, &mut moments.exp_avg).map_err(&broken)?;
             read("exp_avg_sq", number, &mut moments.exp_avg_sq).map_err(&broken)?;
         }
-        Ok(Some(Self { origin: words.origin, method, state }))
+        let mut gradients = file
+            .tensor("gradient.0")
+            .is_ok()
+            .then(|| lengths.iter().map(|&length| vec![0.0; length]).collect::<Vec<_>>());
+        for (number, values) in gradients.iter_mut().flatten().enumerate() {
+            read("gradient", number, values).map_err(&broken)?;
+        }
+        Ok(Some(Self { origin: words.origin, method, state, gradients }))
     }
 }
 

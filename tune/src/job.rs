@@ -198,7 +198,7 @@ impl Job {
     ) -> Result<(), JobError<B::Error>> {
         let Some(directory) = &self.checkpoints else { return Ok(()) };
         let (origin, method, state) = (self.origin.clone(), learning.method.clone(), learning.state.clone());
-        Checkpoint { origin, method, state }.write(directory)?;
+        Checkpoint { origin, method, state, gradients: None }.write(directory)?;
         Ok(listener.hear(&Event::Checkpoint { step: learning.state.step })?)
     }
 

@@ -36,6 +36,13 @@ fn refusal<E: Error + 'static>(error: &LearnError<E>) -> Refusal {
     }
 }
 
+/// What becomes of gathered gradients in what is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Gathered {
+    Keep,
+    Forget,
+}
+
 /// What there is to train.
 #[derive(Debug)]
 enum Stage<B> {
@@ -103,7 +110,8 @@ impl<B: Base> Session<B> {
                     self.learning()?.step_gathered(&hyper, max_norm).map_err(|error| refusal(&error))?;
                 Ok((Metrics::from([("grad_norm:mean", norm)]), None, Vec::new()))
             }
-            Order::SaveState { directory } => self.save_state(directory).map(nothing),
+            Order::SaveState { directory } => self.save_state(directory, Gathered::Forget).map(nothing),
+            Order::Suspend { directory } => self.save_state(directory, Gathered::Keep).map(nothing),
             Order::SaveWeights { directory } => self.save_weights(directory).map(nothing),
         }
     }
@@ -146,7 +154,7 @@ impl<B: Base> Session<B> {
     fn load(&mut self, directory: &Path, optimizer: bool) -> Result<Shape, Refusal> {
         let refused = |why: String| Refusal::user(format!("this state cannot be loaded: {why}"));
         let (found, checkpoint) = self.read(directory).map_err(refused)?;
-        let Checkpoint { method, state, .. } = checkpoint;
+        let Checkpoint { method, state, gradients, .. } = checkpoint;
         match &self.stage {
             Stage::Learning(_, shape) if *shape != found => {
                 return Err(refused("it is of another rank, or of other layers".to_owned()));
@@ -156,6 +164,9 @@ impl<B: Base> Session<B> {
         }
         let learning = self.learning()?;
         learning.restore(method, if optimizer { Some(state) } else { None });
+        if let Some(sums) = gradients {
+            learning.set_gathered(&sums);
+        }
         Ok(found)
     }
 
@@ -177,14 +188,16 @@ impl<B: Base> Session<B> {
         Ok((shape, read.ok_or_else(gone)?))
     }
 
-    fn save_state(&mut self, directory: &Path) -> Result<(), Refusal> {
+    fn save_state(&mut self, directory: &Path, gathered: Gathered) -> Result<(), Refusal> {
         let Stage::Learning(learning, shape) = &self.stage else {
             return Err(Refusal::user("there is no adapter yet: create one, or load one"));
         };
         let plan = serde_json::to_string(shape).map_err(|error| Refusal::server(error.to_string()))?;
         let origin = Origin { plan, data: String::new(), base: self.base.clone() };
         let (method, state) = (learning.method.clone(), learning.state.clone());
-        Checkpoint { origin, method, state }
+        let sums = || learning.gathered().into_iter().map(<[f32]>::to_vec).collect();
+        let gradients = (gathered == Gathered::Keep).then(sums);
+        Checkpoint { origin, method, state, gradients }
             .write(directory)
             .map_err(|error| Refusal::server(format!("the state cannot be kept: {error}")))
     }

@@ -81,7 +81,7 @@ async fn train(connection: UnixStream) -> std::io::Result<()> {
         match order {
             Order::Create { lora, .. } => done.lora = Some(lora),
             Order::ForwardBackward { lengths, .. } => done.numbers = lengths.iter().sum(),
-            Order::SaveState { directory } => {
+            Order::SaveState { directory } | Order::Suspend { directory } => {
                 std::fs::create_dir_all(&directory)?;
                 std::fs::write(directory.join("checkpoint"), "state")?;
             }
@@ -91,7 +91,8 @@ async fn train(connection: UnixStream) -> std::io::Result<()> {
                 let weights = format!("weights {}", WRITTEN.fetch_add(1, SeqCst));
                 std::fs::write(directory.join("adapter_model.safetensors"), weights)?;
             }
-            Order::Load { .. } | Order::OptimStep(_) => {}
+            Order::Load { directory, .. } => assert!(directory.join("checkpoint").exists(), "no state"),
+            Order::OptimStep(_) => {}
         }
         let logprobs = vec![0; done.numbers * size_of::<f32>()];
         let mut answer = serde_json::to_value(&done)?;

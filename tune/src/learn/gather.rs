@@ -71,6 +71,19 @@ impl<B: Base> Learning<B> {
         gathered
     }
 
+    /// Sums that were gathered for the next step, tensor by tensor.
+    #[must_use]
+    pub fn gathered(&self) -> Vec<&[f32]> {
+        self.gradients.tensors()
+    }
+
+    /// Goes on from sums that [`gathered`](Self::gathered) gave, in the place of those that are there.
+    pub fn set_gathered(&mut self, sums: &[Vec<f32>]) {
+        for (own, given) in self.gradients.tensors_mut().into_iter().zip(sums) {
+            own.copy_from_slice(given);
+        }
+    }
+
     fn gather_parts(
         &mut self,
         data: &[Datum],

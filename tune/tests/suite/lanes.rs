@@ -1,6 +1,7 @@
 //! Parts of a step on lanes side by side: to the last bit what one lane makes of them, and no lane waits for one that has failed.
 
 use std::{
+    collections::BTreeMap,
     convert::Infallible,
     panic::{AssertUnwindSafe, catch_unwind},
     path::{Path, PathBuf},
@@ -23,6 +24,7 @@ use model::{
     sources::open::open,
     weights::ResidentLayers,
 };
+use training_protocol::session::{Adam, Answer, Lora, Order};
 use tune::{
     data::{Example, Pair},
     learn::{
@@ -31,6 +33,7 @@ use tune::{
     },
     loss::{Loss, Metrics},
     optimizer::Hyperparameters,
+    session::Session,
 };
 
 const METHODS: [&str; 4] = ["lora-all", "ia3", "prefix", "lm-head"];
@@ -280,6 +283,66 @@ fn what_is_refused_leaves_adapter_optimizer_and_gradients_as_they_were() {
         };
         assert!(learned(2) == learned(0), "{method}");
     }
+}
+
+/// Data as an order has them: the order, and its numbers.
+fn order(data: &[Datum]) -> (Order, Vec<[u8; 4]>) {
+    let order = Order::ForwardBackward {
+        loss: "cross_entropy".to_owned(),
+        options: BTreeMap::new(),
+        forward_only: false,
+        lengths: data.iter().map(|datum| datum.tokens.len()).collect(),
+        inputs: vec!["weights".to_owned()],
+    };
+    let integers = |tokens: &[u32]| -> Vec<_> { tokens.iter().map(|token| token.to_le_bytes()).collect() };
+    let numbers = data.iter().flat_map(|datum| {
+        let weights: Vec<_> = datum.weights.iter().map(|weight| weight.to_le_bytes()).collect();
+        [integers(&datum.tokens), integers(&datum.targets), weights].concat()
+    });
+    (order, numbers.collect())
+}
+
+#[test]
+fn a_session_that_is_suspended_goes_on_in_another_trainer_to_the_same_bits() {
+    const MODEL: &str = "qwen2-bias";
+    let place = tempfile::tempdir().unwrap();
+    let session =
+        || Session::new(lanes(MODEL, 1, NEVER, Fault::Error), LoraPrecision::Exact, "base".to_owned());
+    let done = |session: &mut Session<Uneven>, order: &Order, numbers: &[[u8; 4]]| {
+        let (answer, _) = session.carry_out(order, numbers);
+        assert!(matches!(answer, Answer::Done(_)), "{answer:?}");
+    };
+    let adam = Adam {
+        learning_rate: 1e-2,
+        beta1: 0.9,
+        beta2: 0.95,
+        eps: 1e-12,
+        weight_decay: 0.0,
+        grad_clip_norm: 0.0,
+    };
+    let data = data();
+    let learned = |is_suspended: bool| {
+        let lora = Lora { rank: 4, alpha: 32.0, targets: vec!["q_proj".to_owned(), "up_proj".to_owned()] };
+        let mut now = session();
+        done(&mut now, &Order::Create { lora, seed: 5 }, &[]);
+        for (number, half) in [&data[..7], &data[7..], &data[..3]].into_iter().enumerate() {
+            let (order, numbers) = order(half);
+            done(&mut now, &order, &numbers);
+            if is_suspended {
+                let directory = place.path().join(format!("suspended-{number}"));
+                done(&mut now, &Order::Suspend { directory: directory.clone() }, &[]);
+                now = session();
+                done(&mut now, &Order::Load { directory, optimizer: true }, &[]);
+            }
+            if number > 0 {
+                done(&mut now, &Order::OptimStep(adam), &[]);
+            }
+        }
+        let directory = place.path().join(format!("weights-{is_suspended}"));
+        done(&mut now, &Order::SaveWeights { directory: directory.clone() }, &[]);
+        std::fs::read(directory.join("adapter_model.safetensors")).unwrap()
+    };
+    assert!(learned(true) == learned(false));
 }
 
 #[test]
