@@ -154,7 +154,7 @@ pub(super) fn count_by_adapter(
     }
 }
 
-/// What each adapter is called. Of several names one that has a label of its own counts, because requests named it, and of those the
+/// The name of each adapter. Of several names one that has a label of its own counts, because requests named it, and of those the
 /// first; one without a name has the name it had.
 fn names(registry: &Registry, adapters: &AdapterLabels) -> HashMap<AdapterIdBytes, String> {
     let (draining, named) = (registry.draining(), registry.entries());

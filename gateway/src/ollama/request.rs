@@ -42,7 +42,7 @@ const OF_THE_MACHINE: [&str; 10] = [
     "use_mmap",
 ];
 
-/// What is asked for, checked as far as it can be without looking anything up.
+/// The order of a request, checked as far as it can be without looking anything up.
 #[derive(Debug)]
 pub enum What {
     /// To go on with a conversation.

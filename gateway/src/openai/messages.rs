@@ -141,7 +141,7 @@ fn called_with(mut fields: Fields, field: &str) -> Result<(String, Value), ApiEr
     Ok((name, arguments))
 }
 
-/// Arguments as templates take them. What is no JSON, as a call that was cut off, is shown as the text it is.
+/// Arguments as templates take them. A text that is no JSON, as of a call that was cut off, is shown as it is.
 #[must_use]
 pub fn arguments_of(text: &str) -> Value {
     if text.trim().is_empty() {

@@ -49,11 +49,11 @@ pub struct Answering {
     pub format: Format,
     /// Those there are.
     pub functions: Arc<[Function]>,
-    /// What is said outside of tags.
+    /// The reading of text outside of tags.
     pub untagged: Untagged,
 }
 
-/// What an answer is that calls a function, but for the tags that announce calls.
+/// The reading of an answer that names a function without the tags that announce calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Untagged {
     /// A call, where models are known to forget the tags.
@@ -191,13 +191,13 @@ pub struct CallPart {
     pub index: usize,
     /// Bytes of its piece's text that stand before it.
     pub at: usize,
-    /// What is called.
+    /// The kind of tool that is called.
     pub kind: CallKind,
     /// Its number and its function, in its first part.
     pub begun: Option<(String, String)>,
-    /// What its arguments, or its input, go on with.
+    /// New text of its arguments, or of its input.
     pub arguments: String,
-    /// What the model wrote of it, tags and all.
+    /// New text of it as the model wrote it, tags included.
     pub written: String,
 }
 

@@ -40,7 +40,7 @@ enum Later {
 }
 
 impl SystemMessages {
-    /// Those of `template`, which is shown two conversations.
+    /// The system messages that `template` shows; two conversations are rendered to find out.
     pub(super) fn of(template: &ChatTemplate) -> Self {
         let shown = |messages: &[(&str, &str)]| {
             let value = |(role, content): &(&str, &str)| json!({ "role": role, "content": content });
@@ -78,7 +78,7 @@ impl SystemMessages {
     }
 }
 
-/// What `render` makes of `messages`. Arguments that are no object, as those of a call that was cut off, are shown as they are; a
+/// The result of `render` for `messages`. Arguments that are no object, as those of a call that was cut off, are shown as they are; a
 /// template that takes nothing but objects is shown an object with them in it.
 ///
 /// # Errors

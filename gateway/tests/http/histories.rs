@@ -1,4 +1,4 @@
-//! What this server has said comes back, however it was cut; tools of custom inputs; calls in every order.
+//! Conversations with calls that this server has told, custom tools, and calls beside text.
 
 use std::sync::Arc;
 

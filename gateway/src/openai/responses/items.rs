@@ -72,7 +72,7 @@ fn at(index: usize, value: Value) -> Result<Item, ApiError> {
     item(fields).map_err(|error| error.within(&place))
 }
 
-/// What an item's id begins with, what is told of it, and what it says.
+/// The prefix of an item's id, its fields as they are told, and its meaning.
 type Read = (&'static str, Value, Said);
 
 fn item(mut fields: Fields) -> Result<Item, ApiError> {
@@ -124,7 +124,7 @@ fn custom_call(fields: &mut Fields) -> Result<Read, ApiError> {
     Ok(("ctc", value, Said::Call { call_id, name, call }))
 }
 
-/// What came of a call of either kind.
+/// The result of a call of either kind.
 fn output(fields: &mut Fields) -> Result<Read, ApiError> {
     let call_id = fields.required_text("call_id")?;
     let text = text(fields.take("output"), "output")?;

@@ -35,22 +35,22 @@ pub struct Tool {
     pub parameters: Value,
     /// Whether they always do.
     pub strictness: Strictness,
-    /// What a custom tool takes in place of arguments: a text.
+    /// The form of the text that a custom tool takes in place of arguments.
     pub input: Option<Input>,
     /// All of it, as the chat template is to show it.
     pub definition: Value,
 }
 
-/// What the input of a custom tool looks like.
+/// The form of a custom tool's input.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Input {
     /// Any text.
     Text,
-    /// What a grammar or an expression allows.
+    /// A text of a grammar, or one that an expression matches.
     Grammar {
         /// The field that says it.
         field: String,
-        /// What it says.
+        /// The grammar.
         grammar: Grammar,
     },
 }
@@ -188,7 +188,7 @@ enum Kind {
     Custom,
 }
 
-/// What `read` makes of the fields of a tool, or of a choice of one, wherever `dialect` puts them.
+/// The result of `read` for the fields of a tool, or of a choice of one, wherever `dialect` puts them.
 fn in_dialect<T>(
     dialect: Dialect,
     mut fields: Fields,
@@ -257,7 +257,7 @@ fn function(mut fields: Fields) -> Result<Tool, ApiError> {
         Some(other) => return Err(wrong("parameters", "a JSON schema: an object", &other)),
     };
     let strictness = if fields.flag("strict", false)? { Strictness::Strict } else { Strictness::Free };
-    // What transformers derives from the type of a Python function; no caller of a tool is held to it.
+    // Transformers derives this from the type of a Python function; no caller of a tool is held to it.
     fields.inert(&["return"]);
     fields.finish()?;
     let definition = definition(&name, description.as_deref(), &parameters);

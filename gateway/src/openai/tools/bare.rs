@@ -22,11 +22,11 @@ enum At {
 #[derive(Debug)]
 pub(super) struct BareScanner {
     at: At,
-    /// What stands before the object.
+    /// The text before the object.
     before: String,
     object: ObjectScanner,
     arguments: String,
-    /// What stands behind the object, without white space.
+    /// The text behind the object, without white space.
     behind: String,
 }
 
@@ -85,7 +85,7 @@ impl BareScanner {
         if is_fence && self.before.len() <= MAX_FENCE_BYTES { Progress::Open } else { Progress::Broken }
     }
 
-    /// What has to stand behind the object.
+    /// The text that has to stand behind the object.
     fn closing(&self) -> &'static str {
         if self.before.is_empty() { "" } else { FENCE }
     }

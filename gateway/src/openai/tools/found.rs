@@ -1,6 +1,6 @@
-//! What comes of an answer's text where it may hold calls of tools.
+//! The text and the calls of tools that are found in an answer.
 
-/// Which kind of tool is called.
+/// The kind of tool that is called.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum CallKind {
     /// A function, with arguments that are JSON.
@@ -10,24 +10,24 @@ pub enum CallKind {
     Custom,
 }
 
-/// What is new of a call.
+/// A new piece of a call.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CallPiece {
-    /// Which call, counted from 0.
+    /// The number of the call, counted from 0.
     pub index: usize,
     /// Bytes of text that stand before it in what was found.
     pub at: usize,
-    /// What is called.
+    /// The kind of tool that is called.
     pub kind: CallKind,
     /// Its name, in its first piece.
     pub name: Option<String>,
-    /// What its arguments, or its input, go on with.
+    /// New text of its arguments, or of its input.
     pub arguments: String,
-    /// What the model wrote of it, tags and all, for those who tell a call that does not parse as text.
+    /// New text of it as the model wrote it, tags included: a route may tell a call that does not parse as text.
     pub written: String,
 }
 
-/// What came of a piece of text.
+/// The text and the calls that are found in a piece of an answer.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Found {
     /// Text that is no part of any call.

@@ -136,14 +136,14 @@ fn last(format: Format, announcement: &str, (calls, functions): (Calls, bool)) -
     format!("{before}{announcement} {}", behind_last_announcement(format, many))
 }
 
-/// What stands behind the announcement of a call of a custom tool; in a list perhaps `many` calls of functions, and that call.
+/// The rule behind the announcement of a call of a custom tool; in a list perhaps `many` calls of functions, and that call.
 fn behind_last_announcement(format: Format, many: bool) -> String {
     let Some((open, between, _)) = brackets(format) else { return "\"\\n\" input_call".to_owned() };
     let before = if many { format!("(call {})* ", lark_string(between)) } else { String::new() };
     format!("{} {before}input_call", bracket(open))
 }
 
-/// What stands before, between and behind the calls of a list; `None`: each call is announced by itself.
+/// The texts before, between and behind the calls of a list; `None`: each call is announced by itself.
 fn brackets(format: Format) -> Option<(&'static str, &'static str, &'static str)> {
     match format {
         Format::Hermes | Format::Qwen3Coder => None,
@@ -275,7 +275,7 @@ impl Rules {
         }
     }
 
-    /// The same where the announcement is text.
+    /// Text and calls where the announcement is text.
     fn text_up_to_calls(&mut self, format: Format, calls: Calls, ways: Ways) -> String {
         let many = if calls == Calls::Many { "*" } else { "?" };
         let word = format.announcement().unwrap_or_default();

@@ -1,7 +1,7 @@
 //! Calls out of an answer's text, as it comes.
 //!
 //! However the text is cut into pieces, what is found is the same: what may be the beginning of a call is held back until that is
-//! decided, as stop strings are. What turns out to be no call is text, and so is a call of a function that was not declared.
+//! decided, as stop strings are. Text that turns out to be no call stays text, and so does a call of a function that was not declared.
 
 mod between;
 
@@ -42,12 +42,12 @@ enum State {
     Over,
 }
 
-/// What is known of the call under way.
+/// The state of the call under way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Call {
     /// Nothing: its characters are held.
     Undecided,
-    /// It is one, and was told of.
+    /// A call that was told of.
     Told(CallKind),
     /// Its function was not declared: its characters are text.
     Text,
@@ -57,7 +57,7 @@ enum Call {
 #[derive(Debug)]
 pub struct Scanner {
     format: Format,
-    /// Those there are: a call of any other is text.
+    /// Declared tools: a call of any other is text.
     functions: Arc<[Function]>,
     /// An answer without tags may be a call.
     finds_bare: bool,
@@ -93,7 +93,7 @@ impl Scanner {
         }
     }
 
-    /// The same for an answer whose calls keep to a grammar: what stands in no tags is text.
+    /// A scanner of an answer whose calls keep to a grammar: text outside of tags is no call.
     #[must_use]
     pub fn of_grammar(self) -> Self {
         Self { finds_bare: false, ..self }

@@ -1,4 +1,4 @@
-//! What stands between an announcement and its calls, and between one call and the next.
+//! The text between an announcement and its calls, and between one call and the next.
 
 use super::{
     super::{
