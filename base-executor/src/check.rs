@@ -13,7 +13,7 @@ use files::location::{HubSettings, resolve};
 use ids::BlockId;
 use kernels::lora::LoraPrecision;
 use model::{
-    adapter::{Adapter, AdapterError, AdapterKind, AnyAdapter, DraftShape, VocabularyChanges},
+    adapter::{Adapter, AdapterError, AdapterKind, AdapterNote, AnyAdapter, DraftShape, VocabularyChanges},
     deltas::prepared::{EncodedAdapter, PreparedAdapter},
     forward::{BLOCK_TOKENS, ForwardPass as _, LogitRows, SequenceSlice},
     resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
@@ -70,6 +70,8 @@ struct Facts {
     /// Of a draft, what of the base it computes.
     draft: Option<DraftShape>,
     probe: Option<Change>,
+    /// What in its files has no effect.
+    notes: Vec<AdapterNote>,
 }
 
 /// How a draft's shape is written.
@@ -113,7 +115,7 @@ fn examine(config: &CheckConfig) -> anyhow::Result<Report> {
         return Ok(not_found("adapter", &config.adapter));
     }
     let source = model::sources::open::open(&model)?;
-    let Ok(adapter) = AnyAdapter::read(&config.adapter, source.config()) else {
+    let Ok((adapter, notes)) = AnyAdapter::read_with_notes(&config.adapter, source.config()) else {
         return Ok(Report::Unusable(AnyAdapter::problems(&config.adapter, source.config())));
     };
     let draft = match &adapter {
@@ -136,6 +138,7 @@ fn examine(config: &CheckConfig) -> anyhow::Result<Report> {
         // What a draft says is no change of an answer.
         probe: if config.probe && draft.is_none() { Some(probe(&*source, &prepared)?) } else { None },
         draft,
+        notes,
     }))
 }
 
@@ -244,6 +247,9 @@ fn problem(error: &AdapterError) -> Value {
         }
         AdapterError::UnknownTensor { tensor, .. }
         | AdapterError::BaseCopy { tensor, .. }
+        | AdapterError::ResizedVocabulary { tensor, .. }
+        | AdapterError::ForeignNames { tensor, .. }
+        | AdapterError::MixedNames { tensor, .. }
         | AdapterError::Duplicate { tensor, .. }
         | AdapterError::Missing { tensor, .. }
         | AdapterError::NotFinite { tensor, .. } => json!({ "tensor": tensor, "message": message }),
@@ -259,7 +265,7 @@ fn problem(error: &AdapterError) -> Value {
 
 impl Facts {
     fn lines(&self) -> Vec<String> {
-        let Self { kind, generation, modules, rank, saved, virtual_tokens, bytes, base_model, draft, probe } =
+        let Self { kind, generation, modules, rank, saved, virtual_tokens, bytes, base_model, draft, .. } =
             self;
         let mut lines = vec![
             "usable".to_owned(),
@@ -282,7 +288,7 @@ impl Facts {
         lines.extend(draft.as_ref().map(|draft| format!("  draft       {}", words(draft))));
         lines.push(format!("  bytes       {bytes}"));
         lines.extend(base_model.as_ref().map(|name| format!("  trained on  {}", name.escape_debug())));
-        lines.extend(probe.map(|change| match change {
+        lines.extend(self.probe.map(|change| match change {
             Change { largest: 0.0, .. } => {
                 "  probe       no logit changes: the adapter does nothing".to_owned()
             }
@@ -290,11 +296,12 @@ impl Facts {
                 format!("  probe       logits change by up to {largest:.4}, {rms:.4} on average (rms)")
             }
         }));
+        lines.extend(self.notes.iter().map(|note| format!("  note        {note}")));
         lines
     }
 
     fn json(&self) -> Value {
-        let Self { kind, generation, modules, rank, saved, virtual_tokens, bytes, base_model, draft, probe } =
+        let Self { kind, generation, modules, rank, saved, virtual_tokens, bytes, base_model, draft, .. } =
             self;
         let kind = match kind {
             AdapterKind::Lora => "lora",
@@ -305,7 +312,8 @@ impl Facts {
             AdapterKind::Ia3 => "ia3",
             AdapterKind::Prefix => "prefix",
         };
-        let probe = probe.map(|Change { largest, rms }| {
+        let notes: Vec<String> = self.notes.iter().map(AdapterNote::to_string).collect();
+        let probe = self.probe.map(|Change { largest, rms }| {
             json!({ "changes": largest > 0.0, "largest_change": largest, "rms_change": rms, "tokens": PROBE_TOKENS })
         });
         let draft = draft.as_ref().map(|draft| {
@@ -314,6 +322,7 @@ impl Facts {
         json!({
             "usable": true, "found": true, "kind": kind, "generation": generation, "modules": modules,
             "rank": rank, "saved": saved, "virtual_tokens": virtual_tokens, "bytes": bytes, "base_model": base_model, "draft": draft, "probe": probe, "problems": [],
+            "notes": notes,
         })
     }
 }

@@ -194,7 +194,11 @@ impl Loader for AdapterLoader {
     }
 
     fn read(&self, path: &Path) -> anyhow::Result<AnyAdapter> {
-        Ok(AnyAdapter::read(path, &self.config)?)
+        let (adapter, notes) = AnyAdapter::read_with_notes(path, &self.config)?;
+        for note in notes {
+            tracing::info!(path = %path.display(), %note, "something in an adapter's files has no effect");
+        }
+        Ok(adapter)
     }
 
     fn prepare(&self, adapter: AnyAdapter) -> Result<Ready<PreparedAdapter>, PrepareError> {

@@ -19,6 +19,7 @@ mod lora;
 mod matrix;
 mod method;
 pub mod named;
+mod note;
 mod options;
 mod patterns;
 mod peft;
@@ -27,6 +28,7 @@ mod saved;
 mod selection;
 mod stored_vocabulary;
 pub mod sum;
+mod tensor_names;
 mod torch_random;
 mod vera;
 mod vocabulary;
@@ -46,6 +48,7 @@ pub use self::{
         Adapter, AnyAdapter, DoraAdapter, DraftAdapter, DraftShape, LoraModule, Method, Prefix, ScaleVector,
         Scales, Side, VocabularyAdapter,
     },
+    note::AdapterNote,
     vocabulary::{EmbeddingChange, SavedMatrix, VocabularyChanges},
 };
 use crate::shape::config::ModelConfig;
@@ -80,10 +83,22 @@ impl AnyAdapter {
     /// # Errors
     /// If anything is missing, broken, not supported, beyond [`limits`], or of another shape than the base model.
     pub fn read(path: &Path, config: &ModelConfig) -> Result<Self, AdapterError> {
+        Self::read_with_notes(path, config).map(|(adapter, _)| adapter)
+    }
+
+    /// As [`read`](Self::read), and what in the files has no effect.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn read_with_notes(
+        path: &Path,
+        config: &ModelConfig,
+    ) -> Result<(Self, Vec<AdapterNote>), AdapterError> {
+        let of_gguf = |path: &Path| gguf::read(path, config).map(|adapter| (adapter, Vec::new()));
         let failed = |source| AdapterError::Read { path: path.to_path_buf(), source };
         if !std::fs::metadata(path).map_err(failed)?.is_dir() {
             return match extension(path) {
-                "gguf" => gguf::read(path, config),
+                "gguf" => of_gguf(path),
                 "bin" | "pt" | "pth" | "pkl" => Err(AdapterError::Pickle { path: path.to_path_buf() }),
                 _ => Err(AdapterError::NotAnAdapter { path: path.to_path_buf() }),
             };
@@ -92,7 +107,7 @@ impl AnyAdapter {
             return peft::read(path, config);
         }
         match model_files::gguf_files(path).map_err(failed)?.as_slice() {
-            [only] => gguf::read(only, config),
+            [only] => of_gguf(only),
             _ => Err(AdapterError::NotAnAdapter { path: path.to_path_buf() }),
         }
     }

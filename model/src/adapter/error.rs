@@ -58,6 +58,23 @@ pub enum AdapterError {
         /// Its value, shortened.
         value: String,
     },
+    /// An adapter of a model that does something else than text and embeddings.
+    #[error("{}: `task_type` is {value}, and adapters for text (CAUSAL_LM) and embeddings (FEATURE_EXTRACTION) are served; train it for one of these", path.display())]
+    Task {
+        /// The file.
+        path: PathBuf,
+        /// Its value, shortened.
+        value: String,
+    },
+    /// An initialization that took from the base's weights what it gave to the adapter.
+    #[error(
+        "{}: `init_lora_weights` is {value}, so the adapter was trained on base weights that were changed; save it for the base as it is (in PEFT: save_pretrained(..., path_initial_model_for_weight_conversion=DIR), where DIR is the adapter as it was saved before training)", path.display())]
+    ChangedBase {
+        /// The file.
+        path: PathBuf,
+        /// Its value, shortened.
+        value: String,
+    },
     /// An option is missing or makes no sense.
     #[error("{}: `{option}` {problem}; correct the configuration", path.display())]
     Option {
@@ -87,10 +104,42 @@ pub enum AdapterError {
         /// The tensor.
         tensor: String,
     },
-    /// A copy of the base model's own weights, which may or may not equal those of the base that is served.
+    /// A copy of weights of the base that may or may not equal those of the base that is served: of a linear layer, or of the embedding or
+    /// head where the other is the adapter's own.
     #[error(
-        "{}: tensor `{tensor}` is a copy of the base model's weights; save the adapter without it (in PEFT: save_pretrained(..., save_embedding_layers=False))", path.display())]
+        "{}: tensor `{tensor}` is a copy of the base model's weights that the configuration does not ask for; name its layer in `modules_to_save`, or save the adapter without it (in PEFT: save_pretrained(..., save_embedding_layers=False))", path.display())]
     BaseCopy {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+    },
+    /// An embedding or head for more or fewer tokens than the base has.
+    #[error(
+        "{}: tensor `{tensor}` has {found} rows, and the base model has a vocabulary of {rows} tokens: the adapter was trained on a vocabulary that was resized; train it on the base as it is, with tokens that the base has", path.display())]
+    ResizedVocabulary {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// Tokens of the base.
+        rows: usize,
+        /// Rows of the tensor.
+        found: usize,
+    },
+    /// No tensor has a name that layers of language models have.
+    #[error(
+        "{}: tensor `{tensor}` is named like no layer of the base model, and neither is any other; names are expected as in `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight`: rename them, or name the model that the adapter is for", path.display())]
+    ForeignNames {
+        /// The file.
+        path: PathBuf,
+        /// The first of its tensors.
+        tensor: String,
+    },
+    /// Tensors of one file are named after different models.
+    #[error(
+        "{}: the name of tensor `{tensor}` has another beginning than those of other layers, so they are of different models; save the adapter of one", path.display())]
+    MixedNames {
         /// The file.
         path: PathBuf,
         /// The tensor.
@@ -147,12 +196,14 @@ pub enum AdapterError {
         value: String,
     },
     /// A tensor that another one already stood for.
-    #[error("{}: tensor `{tensor}` is there twice under different prefixes; save the adapter again", path.display())]
+    #[error("{}: tensors `{tensor}` and `{other}` stand for the same weights, which so are there twice; save the adapter again", path.display())]
     Duplicate {
         /// The file.
         path: PathBuf,
         /// The tensor.
         tensor: String,
+        /// The one that stood for the same.
+        other: String,
     },
     /// The configuration does not target a layer that the weights adapt.
     #[error("{}: there are weights for `{module}`, which `target_modules` does not select; configuration and weights do not belong together", path.display())]
@@ -163,12 +214,14 @@ pub enum AdapterError {
         module: String,
     },
     /// The configuration targets a layer that the weights do not adapt, or by halves.
-    #[error("{}: tensor `{tensor}` is missing; save the adapter again", path.display())]
+    #[error("{}: tensor `{tensor}` is missing{}; save the adapter again", path.display(), foreign.as_deref().map(but_foreign).unwrap_or_default())]
     Missing {
         /// The file.
         path: PathBuf,
         /// The tensor.
         tensor: String,
+        /// A tensor that is there, and named like no layer of a language model.
+        foreign: Option<String>,
     },
     /// A tensor of another shape than base model and configuration call for.
     #[error("{}: tensor `{tensor}` has the shape {found:?} where {expected:?} is expected; the adapter is not for this base model", path.display())]
@@ -264,6 +317,11 @@ pub enum AdapterError {
     },
 }
 
+/// Says that the tensor that is missed may be there under a name that is not known.
+fn but_foreign(tensor: &str) -> String {
+    format!(", and `{}` is named like no layer of the base model", tensor.escape_debug())
+}
+
 /// What names of tensors of experts and routers have in them: in the files of transformers, old and new, and in GGUF's.
 const OF_EXPERTS: [&str; 6] =
     [".experts.", "block_sparse_moe.", ".mlp.gate.", ".mlp.base_layer.gate.", "_exps.", ".ffn_gate_inp."];
@@ -273,7 +331,7 @@ impl AdapterError {
     pub(super) fn unknown(path: &Path, name: &str) -> Self {
         let (path, tensor) = (path.to_path_buf(), name.escape_debug().to_string());
         let is_copy = |module: &str| name.strip_suffix(".weight").is_some_and(|name| is_tail(name, module));
-        if is_copy("base_layer") || is_copy(EMBEDDING) || is_copy("lm_head") {
+        if is_copy("base_layer") || is_copy(EMBEDDING) || is_copy("lm_head") || is_copy("original_module") {
             Self::BaseCopy { path, tensor }
         } else if name.contains(".lora_embedding_") {
             Self::Embedding { path, tensor }

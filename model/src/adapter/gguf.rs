@@ -113,7 +113,8 @@ impl<'a> Reader<'a> {
         };
         let [a_name, b_name] = ["a", "b"].map(|part| format!("{module}.weight.lora_{part}"));
         known.extend([a_name.clone(), b_name.clone()]);
-        let missing = |tensor| Err(AdapterError::Missing { path: self.path.to_path_buf(), tensor });
+        let missing =
+            |tensor| Err(AdapterError::Missing { path: self.path.to_path_buf(), tensor, foreign: None });
         let (a, b) = match (self.file.tensor(&a_name), self.file.tensor(&b_name)) {
             (None, None) => return Ok(None),
             (Some(a), Some(b)) => (a, b),

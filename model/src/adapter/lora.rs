@@ -8,6 +8,7 @@ use super::{
     invocation::Invocation,
     limits::MAX_RANK,
     matrix::{StoredFactors, StoredMatrix, StoredModule},
+    note::AdapterNote,
     options::{Options, as_count, option_error},
     patterns::ByPattern,
     saved::{SAVED, SavedModules, Tying},
@@ -26,6 +27,9 @@ const HISTORY: [&str; 5] =
 
 /// Initializations that leave the base model's weights alone. The others subtract what they put into the adapter.
 const INITIALIZATIONS: [&str; 3] = ["gaussian", "eva", "orthogonal"];
+
+/// How the names of initializations begin that PEFT can convert, when it saves, to an adapter of the base as it is.
+const CONVERTIBLE: [&str; 3] = ["pissa", "olora", "corda"];
 
 /// The option that gives each layer a magnitude.
 pub(super) const DORA: &str = "use_dora";
@@ -194,7 +198,7 @@ impl LoraConfig {
         let names = ["A", "B"].map(|part| format!("{name}.lora_{part}.weight"));
         let selected = self.selection.of(name)?;
         let Some([a, b]) = weights.take_all(name, names, selected)? else { return Ok(None) };
-        let (rank, scale) = self.rank_and_scale(name)?;
+        let (rank, scale) = self.rank_and_scale(&self.selection.written(name))?;
         let (inputs, outputs) = (a.1.shape.last().copied(), b.1.shape.first().copied());
         let (inputs, outputs) = (inputs.unwrap_or_default(), outputs.unwrap_or_default());
         let (a, b) = (weights.matrix(a, [rank, inputs])?, weights.matrix(b, [outputs, rank])?);
@@ -218,7 +222,7 @@ impl LoraConfig {
         Ok(is_any.then_some(StoredVocabulary { hidden: model.hidden_size, embedding, head }))
     }
 
-    /// The factors of the token embedding. The base's own embedding, which PEFT saves with them, is nothing that was learnt.
+    /// The factors of the token embedding.
     fn embedding<'a>(
         &self,
         weights: &mut WeightFile<'a>,
@@ -231,13 +235,26 @@ impl LoraConfig {
         let Some([a, b]) = weights.take_all(EMBEDDING, names, self.selection.of(EMBEDDING)?)? else {
             return Ok(None);
         };
-        let (rank, scale) = self.rank_and_scale(EMBEDDING)?;
+        let (rank, scale) = self.rank_and_scale(&self.selection.written(EMBEDDING))?;
         let (vocab, hidden) = (model.vocab_size, model.hidden_size);
         let (a, b) = (weights.matrix(a, [rank, vocab])?, weights.matrix(b, [hidden, rank])?);
-        if let Some(copy) = weights.take(&format!("{EMBEDDING}.base_layer.weight")) {
-            weights.matrix(copy, [vocab, hidden])?;
-        }
         Ok(Some(StoredEmbeddingFactors { rank, scale, a, b }))
+    }
+
+    /// Keys of its patterns that match no layer: of those at `places`, which it adapts, and of the embedding if it does.
+    pub(super) fn unused_patterns(
+        &self,
+        model: &ModelConfig,
+        places: impl Iterator<Item = (usize, Target)>,
+        embedding: Option<&StoredEmbedding<'_>>,
+    ) -> Result<Vec<AdapterNote>, AdapterError> {
+        let names = places.map(|place| self.selection.named(model, place).map(|(name, _)| name));
+        let mut names = names.collect::<Result<Vec<_>, _>>()?;
+        names.extend(embedding.map(|_| self.selection.written(EMBEDDING)));
+        let of = |option, pattern: &str| AdapterNote::UnusedPattern { option, pattern: pattern.to_owned() };
+        let ranks = self.ranks.unused(&names).map(|pattern| of("rank_pattern", pattern));
+        let alphas = self.alphas.unused(&names).map(|pattern| of("alpha_pattern", pattern));
+        Ok(ranks.chain(alphas).collect())
     }
 
     /// Rank and scale of the layer called `module`.
@@ -276,6 +293,9 @@ fn check_kind(options: &mut Options<'_>) -> Result<(), AdapterError> {
     match options.take("init_lora_weights") {
         None | Some(Value::Bool(_)) => Ok(()),
         Some(Value::String(name)) if INITIALIZATIONS.contains(&name.as_str()) => Ok(()),
+        Some(Value::String(name)) if CONVERTIBLE.iter().any(|beginning| name.starts_with(beginning)) => {
+            Err(options.changed_base(&name.into()))
+        }
         Some(other) => Err(options.unsupported("init_lora_weights", &other)),
     }
 }

@@ -81,6 +81,18 @@ pub(super) enum StoredMethod<'a> {
     Prefix(StoredPrefix<'a>),
 }
 
+impl StoredMethod<'_> {
+    /// The linear layers that low-rank factors change.
+    pub(super) fn places(&self) -> Vec<(usize, Target)> {
+        let place = |module: &StoredModule<'_>| (module.layer, module.target);
+        match self {
+            Self::Lora(modules) | Self::Activated(modules, _) => modules.iter().map(place).collect(),
+            Self::Dora(modules) => modules.iter().map(|(module, _)| place(module)).collect(),
+            Self::Ia3(_) | Self::Prefix(_) => Vec::new(),
+        }
+    }
+}
+
 /// Decodes, checks and hashes the adapter in `path`.
 pub(super) fn assemble(
     path: &Path,

@@ -81,19 +81,21 @@ impl NamedLora {
     pub fn read(directory: &Path) -> Result<Self, AdapterError> {
         let (config, weights) = read_files(directory)?;
         let config_path = directory.join(CONFIG_FILE);
-        let mut options = Options::parse(&config_path, &config)?;
+        let parsed = WeightFile::parse(&directory.join(WEIGHT_FILE), &weights);
+        let spelling = parsed.as_ref().map(|weights| weights.spelling().clone()).unwrap_or_default();
+        let mut options = Options::parse(&config_path, &config, spelling)?;
         let written = options.written();
         let base_model = options.text("base_model_name_or_path")?;
         if !options.has(METHOD) {
             return Err(options.problem(METHOD, "is missing"));
         }
         options.one_of(METHOD, &["LORA"])?;
-        options.one_of("task_type", &["CAUSAL_LM"])?;
+        options.check_task()?;
         let config = LoraConfig::take(&mut options, Base::ANY)?;
         if config.draft_layers().is_some() {
             return Err(AdapterError::Draft { path: directory.to_path_buf() });
         }
-        let mut weights = WeightFile::parse(&directory.join(WEIGHT_FILE), &weights)?;
+        let mut weights = parsed?;
         if config.saves_modules() || weights.has(&format!("{EMBEDDING}.lora_embedding_A")) {
             return Err(AdapterError::Vocabulary { path: directory.to_path_buf() });
         }

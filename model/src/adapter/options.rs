@@ -12,10 +12,14 @@ use super::{
     error::AdapterError,
     limits::{MAX_EXPRESSION_BYTES, MAX_PATTERNS},
     patterns::{ByPattern, Layers, Names, Pattern, is_plain},
+    tensor_names::Spelling,
 };
 
 /// Options of every method that say how an adapter was made, not what it computes.
 const HISTORY: [&str; 5] = ["auto_mapping", "inference_mode", "peft_version", "revision", "runtime_config"];
+
+/// What adapters may be trained for: both change the same layers.
+const TASKS: [&str; 2] = ["CAUSAL_LM", "FEATURE_EXTRACTION"];
 
 /// Entries of `layers_pattern`: what the list of layers is called, of which a model has one.
 const MAX_LAYERS_PATTERNS: usize = 8;
@@ -24,8 +28,14 @@ pub(super) fn option_error(path: &Path, option: &str, problem: impl Into<String>
     AdapterError::Option { path: path.to_path_buf(), option: option.to_owned(), problem: problem.into() }
 }
 
+/// A whole number that is not negative, whether it is written as `16` or as `16.0`.
 pub(super) fn as_count(value: &Value) -> Option<usize> {
-    value.as_u64()?.try_into().ok()
+    /// From here on a number of 64 bits with a fraction does not tell whole numbers apart.
+    const EXACT: f64 = (1u64 << 53) as f64;
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "whole and in range")]
+    let whole =
+        |number: f64| ((0.0..EXACT).contains(&number) && number.fract() == 0.0).then_some(number as u64);
+    value.as_u64().or_else(|| whole(value.as_f64()?))?.try_into().ok()
 }
 
 /// True for the values that mean an option is off.
@@ -58,14 +68,17 @@ pub(super) struct Options<'a> {
     options: Map<String, Value>,
     /// Of the patterns compiled so far.
     expression_bytes: usize,
+    /// How the layers are called that they name.
+    spelling: Spelling,
 }
 
 impl<'a> Options<'a> {
     /// The options in `json`, the contents of the file at `path`.
-    pub(super) fn parse(path: &'a Path, json: &[u8]) -> Result<Self, AdapterError> {
+    /// Layers are named in it as in the weights beside it.
+    pub(super) fn parse(path: &'a Path, json: &[u8], spelling: Spelling) -> Result<Self, AdapterError> {
         let options: Map<String, Value> = small_json::parse(json)
             .map_err(|source| AdapterError::Json { path: path.to_path_buf(), source })?;
-        Ok(Self { path, options, expression_bytes: 0 })
+        Ok(Self { path, options, expression_bytes: 0, spelling })
     }
 
     /// Those that nothing has taken yet, as they are written.
@@ -76,6 +89,11 @@ impl<'a> Options<'a> {
     /// The file, for messages.
     pub(super) fn path(&self) -> &'a Path {
         self.path
+    }
+
+    /// How the layers are called that they name.
+    pub(super) fn spelling(&self) -> &Spelling {
+        &self.spelling
     }
 
     /// Removes an option; null is the same as absent.
@@ -95,6 +113,21 @@ impl<'a> Options<'a> {
     pub(super) fn unsupported(&self, option: &str, value: &Value) -> AdapterError {
         let (path, value) = (self.path.to_path_buf(), shortened(value));
         AdapterError::Unsupported { path, option: option.to_owned(), value }
+    }
+
+    /// Refuses adapters for anything else than text and embeddings.
+    pub(super) fn check_task(&mut self) -> Result<(), AdapterError> {
+        match self.take("task_type") {
+            Some(value) if !value.as_str().is_some_and(|task| TASKS.contains(&task)) => {
+                Err(AdapterError::Task { path: self.path.to_path_buf(), value: shortened(&value) })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Why an adapter is refused whose training changed the base's weights at its beginning.
+    pub(super) fn changed_base(&self, value: &Value) -> AdapterError {
+        AdapterError::ChangedBase { path: self.path.to_path_buf(), value: shortened(value) }
     }
 
     /// Refuses what PEFT has for tensors that are no linear layers.
@@ -279,7 +312,7 @@ impl<'a> Options<'a> {
             let value = convert(value).ok_or_else(|| {
                 self.problem(option, format!("has no usable number for \"{}\"", name.escape_debug()))
             })?;
-            entries.push((pattern, value));
+            entries.push((name.clone(), pattern, value));
         }
         Ok(ByPattern(entries))
     }

@@ -7,7 +7,6 @@
 use fancy_regex::{Regex, RegexBuilder};
 
 use super::limits::MAX_PATTERN_BYTES;
-use crate::sources::hf_names::EMBEDDING;
 
 /// Steps of backtracking for one name. Names are short; an honest pattern needs a few dozen.
 const MAX_BACKTRACKS: usize = 10_000;
@@ -111,7 +110,8 @@ pub(super) enum Names {
     List(Vec<String>),
     /// One expression.
     Pattern(Pattern),
-    /// Every linear layer but the head; so not the embedding either.
+    /// Every linear layer that the weights have factors of. PEFT writes the layers one by one where it was asked for this; Tinker writes
+    /// the word, also for adapters of the head, and of attention or feed-forward alone.
     AllLinear,
 }
 
@@ -120,7 +120,7 @@ impl Names {
         match self {
             Self::List(list) => Ok(list.iter().any(|entry| is_tail(name, entry))),
             Self::Pattern(pattern) => pattern.matches(name),
-            Self::AllLinear => Ok(!["lm_head", EMBEDDING].contains(&name)),
+            Self::AllLinear => Ok(true),
         }
     }
 
@@ -176,18 +176,24 @@ fn first_number(name: &str) -> Option<usize> {
     None
 }
 
-/// Values by pattern: the first pattern that matches a name decides.
+/// Values by pattern, each with its text: the first pattern that matches a name decides.
 #[derive(Debug)]
-pub(super) struct ByPattern<T>(pub(super) Vec<(Pattern, T)>);
+pub(super) struct ByPattern<T>(pub(super) Vec<(String, Pattern, T)>);
 
 impl<T: Copy> ByPattern<T> {
     pub(super) fn get(&self, name: &str, otherwise: T) -> Result<T, String> {
-        for (pattern, value) in &self.0 {
+        for (_, pattern, value) in &self.0 {
             if pattern.matches(name)? {
                 return Ok(*value);
             }
         }
         Ok(otherwise)
+    }
+
+    /// The texts of patterns that match none of these names. One that runs into a bound counts as used: it is an error elsewhere.
+    pub(super) fn unused<'a>(&'a self, names: &'a [String]) -> impl Iterator<Item = &'a str> {
+        let is_used = |pattern: &Pattern| names.iter().any(|name| pattern.matches(name).unwrap_or(true));
+        self.0.iter().filter(move |(_, pattern, _)| !is_used(pattern)).map(|(text, ..)| text.as_str())
     }
 }
 
@@ -218,14 +224,12 @@ mod tests {
 
     #[test]
     fn a_pattern_for_ranks_matches_the_end_of_a_name_and_the_first_match_wins() {
-        let ranks = ByPattern(vec![
-            (Pattern::ending(r"layers\.0\..*q_proj").unwrap(), 4),
-            (Pattern::ending("q_proj").unwrap(), 8),
-            (Pattern::ending("proj").unwrap(), 16),
-        ]);
+        let entry = |text: &str, rank| (text.to_owned(), Pattern::ending(text).unwrap(), rank);
+        let ranks = ByPattern(vec![entry(r"layers\.0\..*q_proj", 4), entry("q_proj", 8), entry("proj", 16)]);
         assert_eq!(ranks.get(Q0, 1), Ok(4));
         assert_eq!(ranks.get("model.layers.1.self_attn.q_proj", 1), Ok(8));
         assert_eq!(ranks.get("model.layers.1.self_attn.v_proj", 1), Ok(1), "`proj` is no whole part");
+        assert_eq!(ranks.unused(&[Q0.to_owned()]).collect::<Vec<_>>(), ["proj"]);
     }
 
     #[test]

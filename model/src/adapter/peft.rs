@@ -15,6 +15,7 @@ use super::{
     lora::{Base, LoraConfig},
     matrix::{StoredMatrix, StoredMethod, assemble, assemble_draft},
     method::{AnyAdapter, DraftShape},
+    note::AdapterNote,
     options::Options,
     prefix::PrefixConfig,
     selection::linear_layers,
@@ -44,15 +45,19 @@ const VERA: &str = "VERA";
 const ATTEMPTS: usize = 3;
 
 /// Reads the adapter in `directory`.
-pub(super) fn read(directory: &Path, model: &ModelConfig) -> Result<AnyAdapter, AdapterError> {
+pub(super) fn read(
+    directory: &Path,
+    model: &ModelConfig,
+) -> Result<(AnyAdapter, Vec<AdapterNote>), AdapterError> {
     let (config, weights) = read_files(directory)?;
     let mut files = Files::parse(directory, model, &config, &weights)?;
     let (method, vocabulary, draft) = (files.method()?, files.vocabulary()?, files.draft()?);
+    let notes = files.notes(&method, vocabulary.as_ref())?;
     if let Some(error) = files.weights.unknown().next() {
         return Err(error);
     }
     let (path, base_model) = (files.weights.path(), files.base_model);
-    match (method, vocabulary, draft) {
+    let adapter = match (method, vocabulary, draft) {
         (StoredMethod::Lora(modules), None, Some(shape)) => {
             assemble_draft(path, shape, modules, base_model).map(AnyAdapter::Drafts)
         }
@@ -60,7 +65,8 @@ pub(super) fn read(directory: &Path, model: &ModelConfig) -> Result<AnyAdapter, 
             assemble_vocabulary(path, modules, &vocabulary, base_model).map(AnyAdapter::Vocabulary)
         }
         (method, ..) => assemble(path, method, base_model),
-    }
+    };
+    Ok((adapter?, notes))
 }
 
 /// What is wrong with the tensors of the adapter in `directory`: all of it, not only the first thing.
@@ -69,6 +75,7 @@ pub(super) fn problems(directory: &Path, model: &ModelConfig) -> Result<Vec<Adap
     let mut files = Files::parse(directory, model, &config, &weights)?;
     let mut problems = files.problems();
     problems.extend(files.draft().err());
+    problems.extend(files.copies().err());
     problems.extend(files.weights.unknown());
     Ok(problems)
 }
@@ -88,7 +95,7 @@ impl MethodConfig {
         if !method.as_str().is_some_and(|method| METHODS.contains(&method)) {
             return Err(options.unsupported(METHOD, &method));
         }
-        options.one_of("task_type", &["CAUSAL_LM"])?;
+        options.check_task()?;
         match method.as_str() {
             Some(IA3) => Ia3Config::take(options).map(Self::Ia3),
             Some(PREFIX) => PrefixConfig::take(options, model).map(Self::Prefix),
@@ -114,10 +121,14 @@ impl<'a> Files<'a> {
         weights: &'a [u8],
     ) -> Result<Self, AdapterError> {
         let config_path = directory.join(CONFIG_FILE);
-        let mut options = Options::parse(&config_path, config)?;
+        // What the configuration names is called as in the weights; what is wrong with it is said first.
+        let weights = WeightFile::parse(&directory.join(WEIGHT_FILE), weights);
+        let weights = weights.and_then(|weights| weights.of_base(model));
+        let spelling = weights.as_ref().map(|weights| weights.spelling().clone()).unwrap_or_default();
+        let mut options = Options::parse(&config_path, config, spelling)?;
         let base_model = options.text("base_model_name_or_path")?;
         let config = MethodConfig::take(&mut options, model)?;
-        let weights = WeightFile::parse(&directory.join(WEIGHT_FILE), weights)?.parted(model)?;
+        let weights = weights?;
         Ok(Self { model, config, base_model, weights })
     }
 
@@ -161,6 +172,29 @@ impl<'a> Files<'a> {
             MethodConfig::Lora(config) => config.vocabulary(&mut self.weights, self.model),
             MethodConfig::Ia3(_) | MethodConfig::Prefix(_) | MethodConfig::Vera(_) => Ok(None),
         }
+    }
+
+    /// Takes copies of the base's embedding and head that are not used. Beside an embedding or head of the adapter's own, a copy of the
+    /// other may have been trained too, as the weights that both share: there it is left, and refused.
+    fn copies(&mut self) -> Result<Vec<AdapterNote>, AdapterError> {
+        match &self.config {
+            MethodConfig::Lora(config) if config.saves_modules() => Ok(Vec::new()),
+            _ => self.weights.take_copies(self.model),
+        }
+    }
+
+    /// What in the files has no effect, of an adapter that does this; copies of the base's weights are taken.
+    fn notes(
+        &mut self,
+        method: &StoredMethod<'_>,
+        vocabulary: Option<&StoredVocabulary<'_>>,
+    ) -> Result<Vec<AdapterNote>, AdapterError> {
+        let mut notes = self.copies()?;
+        if let MethodConfig::Lora(config) = &self.config {
+            let embedding = vocabulary.and_then(|vocabulary| vocabulary.embedding.as_ref());
+            notes.extend(config.unused_patterns(self.model, method.places().into_iter(), embedding)?);
+        }
+        Ok(notes)
     }
 
     /// What of the base a draft computes, if it is one.

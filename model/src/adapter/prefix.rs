@@ -58,10 +58,7 @@ impl PrefixConfig {
         model: &ModelConfig,
     ) -> Result<StoredPrefix<'a>, AdapterError> {
         let (layers, width) = (model.layers, model.kv_heads * model.head_dim);
-        let Some(stored) = weights.take(EMBEDDINGS) else {
-            let path = weights.path().to_path_buf();
-            return Err(AdapterError::Missing { path, tensor: EMBEDDINGS.to_owned() });
-        };
+        let stored = weights.required(EMBEDDINGS)?;
         let values = weights.matrix(stored, [self.tokens, layers * 2 * width])?;
         Ok(StoredPrefix { tokens: self.tokens, layers, width, values })
     }

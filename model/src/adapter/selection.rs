@@ -6,12 +6,13 @@ use super::{
     error::AdapterError,
     options::{Options, option_error},
     patterns::{Layers, Names},
+    tensor_names::Spelling,
 };
 use crate::{
     shape::{config::ModelConfig, layout::layer_targets, source::Target},
     sources::{
         fused::Fused,
-        hf_names::{fused_module_name, module_name},
+        hf_names::{EMBEDDING, fused_module_name, module_name},
     },
 };
 
@@ -27,6 +28,8 @@ pub(super) enum Selected {
 pub(super) struct Selection {
     /// The configuration, for messages.
     path: PathBuf,
+    /// How the model that was trained calls its layers.
+    spelling: Spelling,
     targets: Names,
     excluded: Option<Names>,
     layers: Option<Layers>,
@@ -35,9 +38,9 @@ pub(super) struct Selection {
 impl Selection {
     /// Takes `target_modules` and `exclude_modules`.
     pub(super) fn take(options: &mut Options<'_>) -> Result<Self, AdapterError> {
-        let path = options.path().to_path_buf();
+        let (path, spelling) = (options.path().to_path_buf(), options.spelling().clone());
         let (targets, excluded) = (options.targets()?, options.names("exclude_modules")?);
-        Ok(Self { path, targets, excluded, layers: None })
+        Ok(Self { path, spelling, targets, excluded, layers: None })
     }
 
     /// Takes `layers_to_transform` and `layers_pattern` too, which not all methods have.
@@ -51,7 +54,7 @@ impl Selection {
         &self.path
     }
 
-    /// What PEFT calls `target`, and whether it is adapted: by the name of a layer of its own, or by that of the one that it is a
+    /// What the model that was trained calls `target`, and whether it is adapted: by the name of a layer of its own, or by that of the one that it is a
     /// part of in the base's files.
     pub(super) fn named(
         &self,
@@ -61,12 +64,17 @@ impl Selection {
         if let Some(fused) = Fused::of(model, target) {
             let whole = fused_module_name(layer, fused.group);
             if self.selects(&whole)? {
-                return Ok((whole, Selected::Yes));
+                return Ok((self.written(&whole), Selected::Yes));
             }
         }
         let own = module_name(layer, target);
         let selected = self.of(&own)?;
-        Ok((own, selected))
+        Ok((self.written(&own), selected))
+    }
+
+    /// What the model that was trained calls the layer `module` of a text model.
+    pub(super) fn written(&self, module: &str) -> String {
+        self.spelling.written(module).into_owned()
     }
 
     /// Whether the linear layer called `module` is adapted.
@@ -76,6 +84,11 @@ impl Selection {
 
     fn selects(&self, module: &str) -> Result<bool, AdapterError> {
         let problem = |option| move |problem| option_error(&self.path, option, problem);
+        let is_absent = matches!(self.targets, Names::AllLinear) && !self.spelling.has_kind_of(module);
+        if is_absent || (module == EMBEDDING && self.spelling.is_head_at_embedding()) {
+            return Ok(false);
+        }
+        let module = &*self.spelling.written(module);
         if let Some(excluded) = &self.excluded
             && excluded.select(module).map_err(problem("exclude_modules"))?
         {

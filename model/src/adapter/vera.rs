@@ -149,7 +149,8 @@ impl VeraConfig {
         let (module, selected) = self.selection.named(model, (layer, target))?;
         let [outputs, inputs] = linear_shape(model, target);
         // A part of a layer that is one in the base's files has its rows of that one's B.
-        let fused = Fused::of(model, target).filter(|_| module != module_name(layer, target));
+        let fused = Fused::of(model, target)
+            .filter(|_| module != self.selection.written(&module_name(layer, target)));
         let (rows, outputs) = fused.map_or((0..outputs, outputs), |fused| (fused.rows, fused.all_rows));
         Ok(Placed { selected, rows, whole: [outputs, inputs] })
     }

@@ -7,18 +7,22 @@ use std::{
 
 use safetensors::Dtype;
 
-use super::{error::AdapterError, limits::MAX_HEADER_BYTES, matrix::StoredMatrix, selection::Selected};
+use super::{
+    error::AdapterError,
+    limits::MAX_HEADER_BYTES,
+    matrix::StoredMatrix,
+    note::AdapterNote,
+    selection::Selected,
+    tensor_names::{Spelling, TensorName},
+};
 use crate::{
     shape::{config::ModelConfig, source::Target},
     sources::{
         fused::Fused,
-        hf_names::{fused_module_name, module_name},
+        hf_names::{EMBEDDING, fused_module_name, module_name},
         safetensors::file::{Contents, OtherTensor, StoredTensor, read_all_contents},
     },
 };
-
-/// What PEFT puts before the names of the model it wraps.
-const PREFIX: &str = "base_model.model.";
 
 /// The tensor with the ids of the tokens that a draft guesses among.
 const SHORTLIST: &str = "draft.shortlist";
@@ -30,14 +34,20 @@ const PARTED: [&str; 6] =
 /// Those that have nothing to do with its outputs.
 const WHOLE: [&str; 2] = ["lora_A.weight", "vera_lambda_d"];
 
+/// What the base's weights of a layer are called behind its name: in a model without adapters, in a LoRA's layer, in a saved module.
+const COPIES: [&str; 3] = ["weight", "base_layer.weight", "original_module.weight"];
+
 /// A tensor and what its file calls it.
 pub(super) type Named = (String, StoredTensor);
 
-/// The tensors of a weight file that nothing has taken yet, by their name without [`PREFIX`].
+/// The tensors of a weight file that nothing has taken yet, by their name as [`TensorName`] reads it.
 pub(super) struct WeightFile<'a> {
     path: PathBuf,
     bytes: &'a [u8],
     rest: BTreeMap<String, Named>,
+    spelling: Spelling,
+    /// A tensor whose name is not that of a language model's layer, if there is one.
+    foreign: Option<String>,
     /// The one tensor that may be of whole numbers.
     shortlist: Option<OtherTensor>,
 }
@@ -53,18 +63,69 @@ impl<'a> WeightFile<'a> {
         if let Some(other) = others.into_iter().next() {
             return Err(failed(other.into()));
         }
-        let mut rest = BTreeMap::new();
+        let path = path.to_path_buf();
+        let (rest, spelling) = (BTreeMap::new(), Spelling::default());
+        let mut file = Self { path, bytes, rest, spelling, foreign: None, shortlist };
         for (name, stored) in tensors {
-            let key = name.strip_prefix(PREFIX).unwrap_or(&name).to_owned();
-            if rest.insert(key, (name.clone(), stored)).is_some() {
-                return Err(AdapterError::Duplicate { path: path.to_path_buf(), tensor: name });
-            }
+            file.add(name, stored)?;
         }
-        Ok(Self { path: path.to_path_buf(), bytes, rest, shortlist })
+        Ok(file)
+    }
+
+    fn add(&mut self, name: String, stored: StoredTensor) -> Result<(), AdapterError> {
+        let read = TensorName::read(&name);
+        if !self.spelling.add(&read) {
+            return Err(AdapterError::MixedNames { path: self.path.clone(), tensor: name });
+        }
+        if !read.is_known() && self.foreign.is_none() {
+            self.foreign = Some(name.clone());
+        }
+        self.insert(read.key, (name, stored))
+    }
+
+    fn insert(&mut self, key: String, named: Named) -> Result<(), AdapterError> {
+        let tensor = named.0.clone();
+        match self.rest.insert(key, named) {
+            None => Ok(()),
+            Some((other, _)) => Err(AdapterError::Duplicate { path: self.path.clone(), tensor, other }),
+        }
+    }
+
+    /// How its names differ from those of transformers' text models.
+    pub(super) fn spelling(&self) -> &Spelling {
+        &self.spelling
+    }
+
+    /// Prepares the tensors for a base of this shape: see [`parted`](Self::parted). Factors of a head that is tied to the embedding
+    /// may be called like the embedding's layer, as Tinker's converter does it; their shapes are those of no embedding's factors.
+    ///
+    /// # Errors
+    /// Two tensors are of one layer, or none is of any layer of a language model.
+    pub(super) fn of_base(mut self, model: &ModelConfig) -> Result<Self, AdapterError> {
+        let is_any_known = self.rest.keys().any(|key| TensorName::read(key).is_known());
+        let adapts = |key: &String| PARTED.iter().any(|part| key.ends_with(&format!(".{part}")));
+        if let Some(tensor) = self.foreign.clone().filter(|_| !is_any_known && self.rest.keys().any(adapts)) {
+            return Err(AdapterError::ForeignNames { path: self.path, tensor });
+        }
+        let [a, b] = ["A", "B"].map(|part| format!("{EMBEDDING}.lora_{part}.weight"));
+        let shape = |key: &str| self.rest.get(key).map(|(_, stored)| stored.shape.clone());
+        if let (true, Some([rank, hidden]), Some([vocab, ranks])) =
+            (model.tied_head, shape(&a).as_deref(), shape(&b).as_deref())
+            && rank == ranks
+            && [*vocab, *hidden] == [model.vocab_size, model.hidden_size]
+        {
+            for (key, part) in [(a, "A"), (b, "B")] {
+                if let Some(named) = self.rest.remove(&key) {
+                    self.insert(format!("{}.lora_{part}.weight", module_name(0, Target::LmHead)), named)?;
+                }
+            }
+            self.spelling.head_is_at_embedding();
+        }
+        self.parted(model)
     }
 
     /// Parts the tensors of linear layers that are one in the files of such a base, and several here.
-    pub(super) fn parted(mut self, model: &ModelConfig) -> Result<Self, AdapterError> {
+    fn parted(mut self, model: &ModelConfig) -> Result<Self, AdapterError> {
         for layer in 0..model.layers {
             self.part(model, layer, &[Target::Q, Target::K, Target::V])?;
             self.part(model, layer, &[Target::Gate, Target::Up])?;
@@ -92,9 +153,7 @@ impl<'a> WeightFile<'a> {
                     stored.range = stored.range.start + bytes.start..stored.range.start + bytes.end;
                 }
                 let own = format!("{}.{tensor}", module_name(layer, *target));
-                if self.rest.insert(own, (name.clone(), stored)).is_some() {
-                    return Err(AdapterError::Duplicate { path: self.path.clone(), tensor: name });
-                }
+                self.insert(own, (name.clone(), stored))?;
             }
         }
         Ok(())
@@ -123,8 +182,40 @@ impl<'a> WeightFile<'a> {
 
     /// Takes the tensor of this name, which there has to be.
     pub(super) fn required(&mut self, name: &str) -> Result<Named, AdapterError> {
-        let missing = || AdapterError::Missing { path: self.path.clone(), tensor: name.to_owned() };
-        self.rest.remove(name).ok_or_else(missing)
+        self.rest.remove(name).ok_or_else(|| self.missing(name.to_owned()))
+    }
+
+    /// Why an adapter is refused in which `tensor` is missing.
+    fn missing(&self, tensor: String) -> AdapterError {
+        AdapterError::Missing { path: self.path.clone(), tensor, foreign: self.foreign.clone() }
+    }
+
+    /// Takes the copies of the base's token embedding and head, which are not used.
+    ///
+    /// # Errors
+    /// One has the rows of another vocabulary: the adapter means tokens that the base does not have.
+    pub(super) fn take_copies(&mut self, model: &ModelConfig) -> Result<Vec<AdapterNote>, AdapterError> {
+        let (rows, hidden) = (model.vocab_size, model.hidden_size);
+        let mut notes = Vec::new();
+        for module in [EMBEDDING, &module_name(0, Target::LmHead)] {
+            for part in COPIES {
+                let Some((tensor, stored)) = self.take(&format!("{module}.{part}")) else { continue };
+                let path = self.path.clone();
+                match *stored.shape {
+                    [found, width] if [found, width] == [rows, hidden] => {
+                        notes.push(AdapterNote::BaseCopy { tensor });
+                    }
+                    [found, width] if width == hidden => {
+                        return Err(AdapterError::ResizedVocabulary { path, tensor, rows, found });
+                    }
+                    _ => {
+                        let (expected, found) = ([rows, hidden], stored.shape);
+                        return Err(AdapterError::Shape { path, tensor, expected, found });
+                    }
+                }
+            }
+        }
+        Ok(notes)
     }
 
     /// Takes the tensors of a linear layer: all are there if the configuration selects the layer, none if it does not.
@@ -134,7 +225,6 @@ impl<'a> WeightFile<'a> {
         names: [String; N],
         selected: Selected,
     ) -> Result<Option<[Named; N]>, AdapterError> {
-        let path = self.path.clone();
         let mut missing = None;
         let mut taken = Vec::with_capacity(N);
         for tensor in names {
@@ -145,8 +235,10 @@ impl<'a> WeightFile<'a> {
         }
         match (selected, missing) {
             (Selected::No, _) if taken.is_empty() => Ok(None),
-            (_, Some(tensor)) => Err(AdapterError::Missing { path, tensor }),
-            (Selected::No, None) => Err(AdapterError::NotTargeted { path, module: module.to_owned() }),
+            (_, Some(tensor)) => Err(self.missing(tensor)),
+            (Selected::No, None) => {
+                Err(AdapterError::NotTargeted { path: self.path.clone(), module: module.to_owned() })
+            }
             (Selected::Yes, None) => Ok(taken.try_into().ok()),
         }
     }

@@ -122,7 +122,7 @@ fn names_without_the_prefix_of_peft_mean_the_same() {
     }
     assert_eq!(read(&config(), &bare).unwrap(), read(&config(), &entries()).unwrap());
     let twice = [entries(), bare].concat();
-    assert_says(read(&config(), &twice), &["twice"]);
+    assert_says(read(&config(), &twice), &["twice", "`base_model.model.model.layers.0.self_attn.q_proj"]);
 }
 
 #[test]
@@ -131,12 +131,16 @@ fn every_target_is_adapted_at_its_own_shape() {
     let config = |targets: Value| config_with(&json!({"r": 3, "target_modules": targets}));
     let all = read(&config(json!("all-linear")), &pairs(&list)).unwrap();
     assert_eq!(all.modules().len(), 14);
+    let attention = list.iter().copied().filter(|(_, target, _)| *target < Target::Gate).collect::<Vec<_>>();
+    let some = read(&config(json!("all-linear")), &pairs(&attention)).unwrap();
+    assert_eq!(some.modules().len(), 8, "all that the file has factors of");
+    assert_says(read(&config(json!("all-linear")), &pairs(&list[1..])), &["layers.0", "missing"]);
     list.push((0, Target::LmHead, 3));
     let names = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"];
     let with_head = read(&config(json!(names)), &pairs(&list)).unwrap();
     let head = with_head.modules().iter().find(|module| module.target == Target::LmHead).unwrap();
     assert_eq!((head.layer, head.a.len(), head.b.len()), (0, 3 * 32, 10 * 3));
-    assert_says(read(&config(json!("all-linear")), &pairs(&list)), &["`lm_head`", "target_modules"]);
+    assert_eq!(read(&config(json!("all-linear")), &pairs(&list)).unwrap(), with_head);
 }
 
 #[test]
@@ -238,7 +242,9 @@ fn options_that_are_not_supported_are_refused_by_name() {
         ("peft_type", json!("PROMPT_TUNING")),
         ("peft_type", json!("CARTRIDGE")),
         ("task_type", json!("SEQ_CLS")),
-        ("init_lora_weights", json!("pissa")),
+        ("task_type", json!("SEQ_2_SEQ_LM")),
+        ("init_lora_weights", json!("pissa_niter_16")),
+        ("init_lora_weights", json!("olora")),
         ("init_lora_weights", json!("loftq")),
         ("an_option_of_tomorrow", json!(1)),
     ] {
@@ -264,6 +270,8 @@ fn options_that_make_no_sense_are_refused_by_name() {
         &["`target_modules`", "takes too long"],
     );
     refused(&json!({"r": "4"}), &["`r`", "count"]);
+    refused(&json!({"r": 4.5}), &["`r`", "count"]);
+    refused(&json!({"r": 1e300}), &["`r`", "count"]);
     refused(&json!({"r": -4}), &["`r`", "count"]);
     refused(&json!({"r": 0}), &["self_attn.q_proj", "rank 0"]);
     refused(&json!({"r": limits::MAX_RANK + 1}), &["rank 1025", "1024"]);
@@ -286,21 +294,12 @@ fn tensors_that_adapt_nothing_are_refused_by_name() {
         "base_model.model.model.layers.0.self_attn.q_proj.lora_B.bias",
         "base_model.model.model.embed_tokens.lora_magnitude_vector",
         "base_model.model.lm_head.weight",
+        "base_model.model.model.layers.0.self_attn.q_proj.base_layer.weight",
     ] {
         let mut entries = entries();
         entries.push((name.to_owned(), "F32", vec![1], f32_bytes(&[0.0])));
         assert_says(read(&config(), &entries), &[name, "adapter_model.safetensors"]);
     }
-}
-
-#[test]
-fn a_copy_of_the_base_models_head_is_refused_with_how_to_leave_it_out() {
-    let mut entries = pairs(&[(0, Target::LmHead, 4)]);
-    let config = config_with(&json!({"target_modules": ["lm_head"]}));
-    assert!(read(&config, &entries).is_ok());
-    let name = "base_model.model.lm_head.base_layer.weight";
-    entries.push((name.to_owned(), "F32", vec![10, 32], f32_bytes(&numbers(320, 0))));
-    assert_says(read(&config, &entries), &[name, "save_embedding_layers=False"]);
 }
 
 #[test]

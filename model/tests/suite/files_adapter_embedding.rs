@@ -121,13 +121,13 @@ fn what_does_not_fit_is_refused_by_name() {
     refused(json!({}), &broken, &["lora_embedding_A"]);
     refused(json!({}), &entries()[..1].to_vec(), &["lora_embedding_B"]);
     refused(json!({ "target_modules": ["tokens"] }), &entries(), &["embed_tokens"]);
-    refused(json!({ "target_modules": "all-linear" }), &entries(), &["q_proj"]);
+    refused(json!({ "target_modules": "all-linear" }), &entries(), &["embed_tokens", "target_modules"]);
     let mut infinite = entries();
     infinite[1].3[..4].copy_from_slice(&f32::INFINITY.to_le_bytes());
     refused(json!({}), &infinite, &["lora_embedding_B"]);
     let mut copied = entries();
     copied.push(floats(&format!("{EMBEDDING}.base_layer.weight"), [vocab + 8, hidden], 5));
-    refused(json!({}), &copied, &["base_layer"]);
+    refused(json!({}), &copied, &["base_layer", &(vocab + 8).to_string(), "resized"]);
     refused(json!({ "alora_invocation_tokens": [1] }), &entries(), &["lora_embedding_A", "plain LoRA"]);
 }
 

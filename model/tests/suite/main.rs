@@ -6,6 +6,7 @@ mod files_adapter_dora;
 mod files_adapter_embedding;
 mod files_adapter_methods;
 mod files_adapter_named;
+mod files_adapter_names;
 mod files_adapter_saved;
 mod files_experts;
 mod files_families;
