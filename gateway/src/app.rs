@@ -17,6 +17,7 @@ use crate::{
     config::{ConnectionLimits, Hosts, Parsers},
     errors::ApiError,
     executors::Executors,
+    grammars::GrammarChecks,
     kept::Kept,
     keys::Keys,
     lifecycle::{NotServing, Serving, Status},
@@ -68,6 +69,8 @@ pub struct App {
     pub connections: ConnectionLimits,
     /// What requests keep in memory, by tenant.
     pub memory: Arc<TenantMemory>,
+    /// Whether grammars can be honoured.
+    pub grammars: GrammarChecks,
     /// Adapters that are trained order by order.
     pub runs: Arc<Runs>,
     /// Responses that somebody may go on with.
@@ -125,6 +128,8 @@ pub struct Parts {
     pub connections: ConnectionLimits,
     /// Nothing is kept yet.
     pub memory: Arc<TenantMemory>,
+    /// Nothing was checked yet.
+    pub grammars: GrammarChecks,
     /// Adapters that are trained order by order.
     pub runs: Arc<Runs>,
 }
@@ -149,6 +154,7 @@ impl App {
             origins: parts.origins,
             connections: parts.connections,
             memory: parts.memory,
+            grammars: parts.grammars,
             runs: parts.runs,
             kept: Arc::new(Kept::default()),
             started: Instant::now(),

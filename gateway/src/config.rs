@@ -13,6 +13,7 @@ use std::{
 };
 
 use settings::{ClassError, LogFormat, ServiceClass};
+use text::sandbox::OWN_PROGRAM;
 use tls::{address::HostPort, client::CredentialsError};
 
 pub use self::{
@@ -184,6 +185,8 @@ pub struct Config {
     pub rates: Rates,
     /// What connections may cost.
     pub connections: ConnectionLimits,
+    /// The program that compiles grammars, as `text::sandbox` starts it.
+    pub grammar_compiler: PathBuf,
     /// How one of several executors is chosen.
     pub routing: Policy,
     /// Service classes.
@@ -249,6 +252,7 @@ impl TryFrom<Args> for Config {
             cors_origins: origins(&args.callers.cors_origins)?,
             rates,
             connections: (&args.connections).into(),
+            grammar_compiler: OWN_PROGRAM.into(),
             routing: args.executors.routing,
             classes: args.callers.classes,
             turns: turns(&args.admission),

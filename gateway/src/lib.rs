@@ -10,7 +10,7 @@
 //! - [`health`], [`pages`], [`notify`]: what probes, browsers and the service manager are told; `fleet`: whoever chooses among
 //!   hosts.
 //! - [`openai`]: requests checked, answers shaped; [`app`]: what all handlers share; [`errors`]: how a failure looks.
-//! - [`text`]: tokenizer and chat template.
+//! - [`text`]: tokenizer and chat template. [`grammars`]: whether what an answer has to look like can be honoured.
 //! - [`turns`]: whose turn it is, by [`classes`] of service, and [`attainment`] of what is promised to them; [`line`] is where
 //!   those of one tenant stand.
 //! - [`executor`]: a connection over which token ids travel; [`executors`]: all there are; [`lifecycle`] says when they can
@@ -51,6 +51,7 @@ pub mod errors;
 pub mod executor;
 pub mod executors;
 mod fleet;
+pub mod grammars;
 pub mod health;
 pub mod kept;
 pub mod keys;

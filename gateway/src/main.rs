@@ -12,6 +12,7 @@ use settings::{
     exit::{Exit, in_one_line},
     variables::{UnknownVariable, check_environment},
 };
+use text::sandbox;
 
 fn main() -> ExitCode {
     serve().map_or_else(
@@ -26,6 +27,9 @@ fn main() -> ExitCode {
 
 fn serve() -> Result<(), Box<dyn Error>> {
     let mut arguments: Vec<_> = std::env::args_os().collect();
+    if arguments.get(1).is_some_and(|first| first == sandbox::ARGUMENT) {
+        return Ok(sandbox::serve()?);
+    }
     if arguments.get(1).is_some_and(|first| first == "registry") {
         arguments.remove(1);
         check_environment()?;

@@ -30,7 +30,7 @@ use self::{
 use crate::{
     app::App,
     errors::ApiError,
-    openai::{answer::Answer, ask::Ask, delivery::Delivery, frames, job::Job, params::Limits, structured},
+    openai::{answer::Answer, ask::Ask, delivery::Delivery, frames, job::Job, params::Limits},
 };
 
 /// Whether a path is one of Ollama's; Tinker's stand below `/api/v1/`.
@@ -62,7 +62,7 @@ async fn answer(
     read: fn(&[u8], &Limits<'_>) -> Result<What, ApiError>,
 ) -> Result<Response, ApiError> {
     let shared = Arc::clone(app);
-    let order = app.work(structured::weight(&ask.body), move || order(&shared, ask, read)).await?;
+    let order = app.work(ask.body.len(), move || order(&shared, ask, read)).await?;
     let job = match order {
         Order::Generate(job) => *job,
         Order::Load(model) => return Ok(Json(lines::loaded(&model, route)).into_response()),

@@ -24,8 +24,7 @@ use crate::{
     ollama,
     openai::{
         adapter_files, adapters, answer::Answer, ask::Ask, chat, collect, completions, delivery::Delivery,
-        embeddings, files, fine_tuning, frames, job::Job, models, responses, stream::Chunks, structured,
-        tokens, upload,
+        embeddings, files, fine_tuning, frames, job::Job, models, responses, stream::Chunks, tokens, upload,
     },
     origin, pages, request,
     tinker::{checkpoints, downloads, sampling, sessions, training},
@@ -224,13 +223,13 @@ fn methods() -> Vec<Method> {
 
 async fn chat_completions(State(app): State<Arc<App>>, ask: Ask) -> Result<Response, ApiError> {
     let shared = Arc::clone(&app);
-    let job = app.work(structured::weight(&ask.body), move || chat::job(&shared, ask)).await?;
+    let job = app.work(ask.body.len(), move || chat::job(&shared, ask)).await?;
     generate(&app, job).await
 }
 
 async fn text_completions(State(app): State<Arc<App>>, ask: Ask) -> Result<Response, ApiError> {
     let shared = Arc::clone(&app);
-    let job = app.work(structured::weight(&ask.body), move || completions::job(&shared, ask)).await?;
+    let job = app.work(ask.body.len(), move || completions::job(&shared, ask)).await?;
     generate(&app, job).await
 }
 

@@ -19,6 +19,7 @@ use crate::{
     config::{Config, Lifeline},
     connections::{self, Phase},
     executors::Executors,
+    grammars::GrammarChecks,
     lifecycle::{Lifecycle, LoadText, StartError, Status},
     limits::AdapterLimits,
     metrics::{Metrics, poll::poll},
@@ -192,6 +193,7 @@ impl Gateway {
         let listener = TcpListener::bind(config.listen).await.map_err(refused)?;
         let address = listener.local_addr().map_err(refused)?;
         let (classes, clock) = (Arc::new(Classes::new(config.classes)), Arc::new(SystemClock));
+        let memory = TenantMemory::new(config.connections.memory);
         let app = Arc::new(App::new(Parts {
             executors: executors.clone(),
             routing: config.routing,
@@ -207,7 +209,8 @@ impl Gateway {
             adapter_limits: AdapterLimits::new(config.rates.per_adapter),
             origins: Origins { hosts: config.hosts, allowed: config.cors_origins },
             connections: config.connections,
-            memory: TenantMemory::new(config.connections.memory),
+            grammars: GrammarChecks::new(config.grammar_compiler, Arc::clone(&memory)),
+            memory,
             runs: Arc::clone(&runs),
         }));
         let (phase, phases) = watch::channel(Phase::Serving);

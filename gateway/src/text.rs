@@ -8,7 +8,7 @@ mod history;
 use std::{
     fmt,
     path::{Path, PathBuf},
-    sync::{Arc, OnceLock},
+    sync::Arc,
     time::SystemTime,
 };
 
@@ -24,7 +24,7 @@ use text::{
     chat::{Chat, ChatError},
     chat_template::{ChatTemplate, GenerationPrompt, Limits},
     detokenize::{Detokenizer, TextStart},
-    grammar::{GrammarError, Grammars},
+    grammar::Tokens,
     tokenizer::{AddSpecial, EncodeError, ParseSpecial, SkipSpecial, Tokenizer, TokenizerError},
 };
 
@@ -207,7 +207,7 @@ pub trait Text: fmt::Debug + Send + Sync {
     /// A conversation as the model was trained to see it.
     fn encode_chat(&self, messages: &[ChatMessage], showing: &Showing) -> Result<Vec<u32>, TextError>;
     /// What grammars are tried on.
-    fn grammars(&self) -> Result<&Grammars, GrammarError>;
+    fn tokens(&self) -> Tokens;
     /// What the model's files say.
     fn facts(&self) -> &Facts;
 }
@@ -217,8 +217,6 @@ pub trait Text: fmt::Debug + Send + Sync {
 pub struct ModelText {
     tokenizer: Arc<Tokenizer>,
     template: Option<(ChatTemplate, SystemMessages)>,
-    /// Made when the first grammar comes.
-    grammars: OnceLock<Result<Grammars, GrammarError>>,
     facts: Facts,
 }
 
@@ -268,7 +266,7 @@ fn load_once(files: ModelFiles) -> Result<Arc<dyn Text>, LoadError> {
         let systems = SystemMessages::of(&template);
         (template, systems)
     });
-    Ok(Arc::new(ModelText { tokenizer: Arc::new(tokenizer), template, grammars: OnceLock::new(), facts }))
+    Ok(Arc::new(ModelText { tokenizer: Arc::new(tokenizer), template, facts }))
 }
 
 fn read(files: ModelFiles) -> Result<(Tokenizer, GenerationDefaults, Description), LoadError> {
@@ -323,8 +321,8 @@ impl Text for ModelText {
         Ok(history::shown(&mut messages, encode)?)
     }
 
-    fn grammars(&self) -> Result<&Grammars, GrammarError> {
-        self.grammars.get_or_init(|| Grammars::of(&self.tokenizer)).as_ref().map_err(Clone::clone)
+    fn tokens(&self) -> Tokens {
+        Tokens::of(&self.tokenizer)
     }
 
     fn facts(&self) -> &Facts {

@@ -89,9 +89,10 @@ impl Answer {
         Ok((answer, first))
     }
 
-    /// Starts `job`, on the executor that is chosen for it, once its adapter is there.
+    /// Starts `job`, on the executor that is chosen for it, once its grammar is known to be good and its adapter is there.
     pub async fn start(app: &App, job: Job) -> Result<Self, ApiError> {
         app.turns.check_size(job.choices())?;
+        app.grammars.check(&job).await?;
         let slots: Vec<Slot> = (0..job.choices()).map(|_| Slot::new(&job)).collect();
         let session = Session::start(app, &job).await?;
         let prefix = match job.kind {

@@ -61,8 +61,7 @@ impl Body {
         let target = wanted.find(app, &serving, caller)?;
         let prompts = prompts(&serving, Place { field: "prompt", most: MAX_PROMPTS }, prompt, add)?;
         let namespace = namespace(caller, &target, &serving);
-        let grammar =
-            params.structure.as_ref().map(|structure| structure.source(&*serving.text, None)).transpose()?;
+        let grammar = params.structure.as_ref().map(|structure| structure.source(None)).transpose()?;
         let job = Job {
             kind: Kind::Text,
             prompt_field: "prompt",

@@ -68,7 +68,7 @@ impl Conversation {
             (params.structure.as_ref(), reasoning.map(|reasoning| reasoning.thought(text)));
         let grammar = match &mut calling {
             Some(calling) => calling.grammar(text, answer, thought)?,
-            None => answer.map(|structure| structure.source(text, thought)).transpose()?,
+            None => answer.map(|structure| structure.source(thought)).transpose()?,
         };
         if calling.is_some() {
             check_beside_calls(&params, grammar.is_some())?;

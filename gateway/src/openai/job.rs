@@ -9,6 +9,7 @@ use text::detokenize::TextStart;
 use super::{
     params::{EndTokens, Params},
     reasoning::Reasoning,
+    structured::GrammarSource,
     target::Target,
     tools::Answering,
 };
@@ -80,8 +81,8 @@ pub struct Job {
     pub logprobs: Option<u32>,
     /// Whether to repeat the prompt.
     pub echo: Echo,
-    /// What each choice has to look like, as an executor takes it.
-    pub grammar: Option<String>,
+    /// What each choice has to look like.
+    pub grammar: Option<GrammarSource>,
     /// How calls of tools are told from text, if there may be any.
     pub answering: Option<Answering>,
     /// How thoughts are told from text, if there may be any.
@@ -196,7 +197,7 @@ impl Job {
             deadline_ms: self.params.deadline_ms,
             provisional: self.params.delivery.provisional(),
             precision: self.params.precision,
-            grammar: self.grammar.clone(),
+            grammar: self.grammar.as_ref().map(|grammar| grammar.source.to_string()),
             pooling: self.kind.pooling(),
         }
     }

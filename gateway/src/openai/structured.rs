@@ -1,10 +1,12 @@
 //! What an answer has to look like, as OpenAI (`response_format`) and vLLM (`structured_outputs`) let it be said.
 
+use std::sync::Arc;
+
 use serde_json::Value;
-use text::grammar::{Grammar, GrammarError, Thought};
+use text::grammar::{Grammar, Thought};
 
 use super::fields::{Fields, wrong};
-use crate::{errors::ApiError, text::Text};
+use crate::errors::ApiError;
 
 /// Most texts to choose from.
 const MAX_CHOICES: usize = 4096;
@@ -19,35 +21,33 @@ pub struct Structure {
 }
 
 impl Structure {
-    /// The grammar as an executor takes it, with `thought` before the answer.
+    /// The grammar as an executor takes it, with `thought` before the answer. Nobody has compiled it yet.
     ///
     /// # Errors
     /// It cannot be honoured.
-    pub fn source(&self, text: &dyn Text, thought: Option<Thought>) -> Result<String, ApiError> {
-        tried(&self.grammar, text, thought).map_err(|error| refused(&self.field, &error))
+    pub fn source(&self, thought: Option<Thought>) -> Result<GrammarSource, ApiError> {
+        let source = self.grammar.source_behind(thought);
+        let source = source.map_err(|error| refused(&self.field, &error))?;
+        let (field, param) = (self.field.clone(), self.field.clone());
+        Ok(GrammarSource { source: source.into(), field, param, parts: Vec::new() })
     }
 }
 
-/// A grammar as an executor takes it, tried on the vocabulary of `text`: whatever is wrong with it is said before anybody waits.
-///
-/// # Errors
-/// It cannot be honoured.
-pub fn tried(grammar: &Grammar, text: &dyn Text, thought: Option<Thought>) -> Result<String, GrammarError> {
-    let source = grammar.source_behind(thought)?;
-    text.grammars()?.compile(&source)?;
-    Ok(source)
-}
-
-/// How much work a body is, as the bytes of one that is nothing but text: a grammar may take as long as the longest.
-#[must_use]
-pub fn weight(body: &[u8]) -> usize {
-    const ASK: [&str; 4] = ["\"response_format\"", "\"structured_outputs\"", "\"tools\"", "\"format\""];
-    let asks = |field: &&str| body.windows(field.len()).any(|bytes| bytes == field.as_bytes());
-    if ASK.iter().any(asks) { usize::MAX } else { body.len() }
+/// A grammar as an executor takes it, and what asked for it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GrammarSource {
+    /// The form in which it travels.
+    pub source: Arc<str>,
+    /// The field that asks for it, as a message names it.
+    pub field: String,
+    /// The field that is to blame if it cannot be honoured.
+    pub param: String,
+    /// Grammars of callers that it is made of. They are compiled before it, so that a refusal names their field.
+    pub parts: Vec<GrammarSource>,
 }
 
 /// What is wrong with the grammar in `field`.
-pub fn refused(field: &str, error: &GrammarError) -> ApiError {
+pub fn refused(field: &str, error: &impl std::fmt::Display) -> ApiError {
     ApiError::bad_request("invalid_grammar", format!("'{field}' cannot be used: {error}")).of(field)
 }
 

@@ -25,7 +25,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 use settings::ToolCallParser;
-use text::grammar::Thought;
+use text::grammar::{Grammar, GrammarError, Thought};
 
 use self::{
     asked::{Input, Tool, Tools},
@@ -35,7 +35,7 @@ use self::{
     kinds::Function,
     scan::Scanner,
 };
-use super::structured::{self, Structure};
+use super::structured::{self, GrammarSource, Structure};
 use crate::{
     errors::ApiError,
     random::random_u64,
@@ -120,32 +120,40 @@ impl Calling {
         text: &dyn Text,
         answer: Option<&Structure>,
         thought: Option<Thought>,
-    ) -> Result<Option<String>, ApiError> {
-        for tool in self.tools.callable() {
-            if let Some(Input::Grammar { field, grammar }) = &tool.input {
-                structured::tried(grammar, text, None).map_err(|error| structured::refused(field, &error))?;
-            }
-        }
+    ) -> Result<Option<GrammarSource>, ApiError> {
         let format = self.answering.format;
         let announcement = format.announcement().and_then(|name| text.special_token(name));
         let built =
             grammar::of(&self.tools, format, announcement, answer.map(|structure| &structure.grammar));
-        let tried = built.and_then(|grammar| {
-            Ok(grammar.map(|grammar| structured::tried(&grammar, text, thought)).transpose()?)
-        });
-        if !matches!(tried, Ok(None)) {
+        let field = if answer.is_some() { "tools' or 'response_format" } else { "tools" };
+        let source = |grammar: Grammar| {
+            let (source, parts) = (grammar.source_behind(thought)?.into(), self.inputs()?);
+            Ok(GrammarSource { source, field: field.to_owned(), param: "tools".to_owned(), parts })
+        };
+        let source = built.and_then(|grammar| grammar.map(source).transpose());
+        if !matches!(source, Ok(None)) {
             self.answering.untagged = Untagged::Text;
         }
-        tried.map_err(|error| match (error, answer) {
-            (CallsError::Grammar(error), None) => structured::refused("tools", &error),
-            (CallsError::Grammar(error), Some(_)) => {
-                structured::refused("tools' or 'response_format", &error).of("tools")
-            }
+        source.map_err(|error| match (error, answer) {
+            (CallsError::Grammar(error), _) => structured::refused(field, &error).of("tools"),
             (CallsError::Beside, Some(answer)) => {
                 ApiError::invalid(&answer.field, CallsError::Beside.to_string())
             }
             (error, _) => ApiError::invalid("tools", format!("'tools' cannot be used: {error}")),
         })
+    }
+
+    /// The grammars of custom tools' inputs, each with the field that asks for it.
+    fn inputs(&self) -> Result<Vec<GrammarSource>, GrammarError> {
+        let input = |tool: &Tool| match &tool.input {
+            Some(Input::Grammar { field, grammar }) => Some((field.clone(), grammar.source())),
+            _ => None,
+        };
+        let inputs = self.tools.callable().filter_map(input);
+        let source = |(field, source): (String, Result<String, GrammarError>)| {
+            Ok(GrammarSource { source: source?.into(), param: field.clone(), field, parts: Vec::new() })
+        };
+        inputs.map(source).collect()
     }
 }
 

@@ -99,7 +99,9 @@ fn carry_out(order: &Order, saved: &AtomicUsize) -> Done {
             let lora = Lora { rank: 4, alpha: 32.0, targets: Vec::new() };
             return Done { lora: Some(lora), ..Done::default() };
         }
-        Order::SaveState { directory } => write(directory, "checkpoint", "a state"),
+        Order::SaveState { directory } | Order::Suspend { directory } => {
+            write(directory, "checkpoint", "a state")
+        }
         Order::SaveWeights { directory } => save(directory, saved),
         Order::ForwardBackward { .. } | Order::OptimStep(_) => {}
     }

@@ -15,11 +15,7 @@ use gateway::{
     text::{ChatMessage, Decoder, Facts, Showing, Text, TextError},
 };
 use serde_json::{Value, json};
-use text::{
-    detokenize::TextStart,
-    grammar::{GrammarError, Grammars},
-    tokenizer::AddSpecial,
-};
+use text::{detokenize::TextStart, grammar::Tokens, tokenizer::AddSpecial};
 use tokio::{io::AsyncWriteExt as _, net::TcpSocket, task::JoinSet};
 
 use crate::{
@@ -104,8 +100,8 @@ impl Text for GatedText {
         self.text.encode_chat(messages, showing)
     }
 
-    fn grammars(&self) -> Result<&Grammars, GrammarError> {
-        self.text.grammars()
+    fn tokens(&self) -> Tokens {
+        self.text.tokens()
     }
 
     fn facts(&self) -> &Facts {

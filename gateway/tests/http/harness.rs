@@ -137,6 +137,7 @@ pub(crate) fn config(directory: &TempDir) -> Config {
         cors_origins: Vec::new(),
         rates: Rates::default(),
         connections: ConnectionLimits { max_body_bytes: 1 << 20, ..ConnectionLimits::default() },
+        grammar_compiler: env!("CARGO_BIN_EXE_gateway").into(),
         routing: Policy::default(),
         parsers: Parsers { calls: ToolCallParser::Auto, reasoning: ReasoningParser::Auto },
         classes: Vec::new(),

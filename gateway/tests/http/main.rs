@@ -21,6 +21,7 @@ mod executors;
 mod files;
 mod fleet;
 mod floods;
+mod grammars;
 mod histories;
 mod limits;
 mod models;

@@ -1,6 +1,6 @@
 //! A tokenizer whose tokens are bytes, so that tests can read them.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use files::{description::Description, text_hash::TextHash};
 use gateway::{
@@ -10,7 +10,7 @@ use gateway::{
 use text::{
     chat_template::GenerationPrompt,
     detokenize::TextStart,
-    grammar::{GrammarError, Grammars, TokenBytes, Tokens},
+    grammar::{TokenBytes, Tokens},
     tokenizer::AddSpecial,
 };
 
@@ -37,7 +37,6 @@ pub(crate) fn always(text: Arc<dyn Text>) -> LoadText {
 #[derive(Debug)]
 pub(crate) struct ByteText {
     bytes: Vec<Vec<u8>>,
-    grammars: OnceLock<Grammars>,
     facts: Facts,
 }
 
@@ -58,7 +57,7 @@ impl ByteText {
             description: Description { parameters: Some(PARAMETERS), ..Description::default() },
             ..Facts::default()
         };
-        Self { bytes, grammars: OnceLock::new(), facts }
+        Self { bytes, facts }
     }
 }
 
@@ -117,13 +116,10 @@ impl Text for ByteText {
         self.encode(&rendered, AddSpecial::No)
     }
 
-    fn grammars(&self) -> Result<&Grammars, GrammarError> {
-        let tokens = || {
-            let texts = self.bytes[..256].iter().map(|bytes| TokenBytes::Text(bytes));
-            let special = self.bytes[256..].iter().map(|bytes| TokenBytes::Special(bytes));
-            Tokens::new(texts.chain(special), &self.facts.end_tokens)
-        };
-        Ok(self.grammars.get_or_init(|| Grammars::over(&tokens()).unwrap()))
+    fn tokens(&self) -> Tokens {
+        let texts = self.bytes[..256].iter().map(|bytes| TokenBytes::Text(bytes));
+        let special = self.bytes[256..].iter().map(|bytes| TokenBytes::Special(bytes));
+        Tokens::new(texts.chain(special), &self.facts.end_tokens)
     }
 
     fn facts(&self) -> &Facts {

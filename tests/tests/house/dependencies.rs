@@ -30,7 +30,7 @@ fn allowed(folder: &str) -> &'static str {
         "endpoint-picker" => "fleet-protocol policy settings",
         "kernels" => "ids",
         "files" => "ids shmproto",
-        "text" => "files",
+        "text" => "files ids",
         "model" => "failpoint files ids kernels policy shmproto",
         "cache" => "failpoint ids policy",
         // Knows no model: it is told what is likely, and what came true.
