@@ -75,6 +75,14 @@ def test_litellm_chats_streams_fills_in_forms_and_calls(served, tools, said):
         litellm.completion(messages=MESSAGES, **(pirate | {"model": "openai/nobody"}))
 
 
+def test_litellm_speaks_to_the_ollama_door_without_a_content_type(served, said):
+    place = {"api_base": served["base_url"].removesuffix("/v1/").removesuffix("/v1"), "api_key": served["api_key"]}
+    chat = litellm.completion(model="ollama_chat/pirate", messages=MESSAGES, **place, **SHORT)
+    assert chat.choices[0].message.content == said
+    generated = litellm.completion(model="ollama/pirate", messages=MESSAGES, **place, **SHORT)
+    assert generated.choices[0].message.content
+
+
 def test_langchain_chats_streams_fills_in_forms_and_calls(served, tools, said):
     pirate = ChatOpenAI(model="pirate", **served, **SHORT)
     whole = pirate.invoke(QUESTION)
