@@ -255,6 +255,8 @@ fn record(owner: &str, index: u64) -> Record {
         last_used_us: 0,
         pinned: false,
         version: 0,
+        made_by: None,
+        expires_at: None,
     }
 }
 
@@ -278,7 +280,7 @@ async fn registry(directory: &Path) -> Result<Arc<Registry>, Box<dyn Error>> {
     let (database, _) = Database::open(&state).await?;
     for owner in ["mine", "everybody", "theirs"] {
         for index in 0..ADAPTERS {
-            database.put(&record(owner, index)).await?;
+            database.put(&record(owner, index), None).await?;
         }
     }
     drop(database);
