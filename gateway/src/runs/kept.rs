@@ -134,6 +134,12 @@ impl States {
         Self { root: state.join("tinker"), tenant_bytes }
     }
 
+    /// What states of a tenant may take, and again its suspended models.
+    #[must_use]
+    pub fn tenant_bytes(&self) -> u64 {
+        self.tenant_bytes
+    }
+
     /// Where the state of this name is, or is to be. What one tenant names never leads to another's.
     #[must_use]
     pub fn directory(&self, tenant: &str, run: &str, name: &str) -> PathBuf {

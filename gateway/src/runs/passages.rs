@@ -1,4 +1,4 @@
-//! Directories in which a trainer writes an adapter that the registry then copies.
+//! Directories in which a trainer writes an adapter that the registry then copies, or a model that another trainer goes on with.
 
 use std::{
     collections::HashSet,

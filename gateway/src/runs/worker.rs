@@ -1,11 +1,6 @@
 //! The work of one model, piece by piece, in the order of its numbers.
 
-use std::{
-    collections::VecDeque,
-    io,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{collections::VecDeque, fmt::Display, io, sync::Arc, time::Instant};
 
 use serde_json::{Value, json};
 use tokio::sync::watch;
@@ -16,8 +11,10 @@ use super::{
     kept::{About, States},
     outcome::Outcome,
     passages::{Passage, Passages},
+    places::Places,
     promises::Promise,
     saved,
+    stage::Stage,
     trainer::Trainer,
 };
 use crate::{
@@ -32,11 +29,6 @@ use crate::{
 /// Snapshots that are served of a model; the oldest goes.
 const MAX_SNAPSHOTS: usize = 4;
 
-/// How long a model waits for a trainer.
-const PLACE_WAIT: Duration = Duration::from_secs(30 * 60);
-/// How often it asks.
-const LOOK: Duration = Duration::from_millis(500);
-
 /// What work is done with.
 #[derive(Debug, Clone)]
 pub struct Means {
@@ -48,8 +40,10 @@ pub struct Means {
     pub status: watch::Receiver<Status>,
     /// Where states are.
     pub states: States,
-    /// Where trainers leave adapters for the registry.
+    /// Where trainers leave adapters for the registry, and models for the next trainer.
     pub passages: Passages,
+    /// Who is to have the next trainer.
+    pub places: Places,
 }
 
 /// What works at a desk.
@@ -74,52 +68,30 @@ pub struct Worker {
 impl Worker {
     /// Works until nobody wants it any more, which is when it is dropped.
     pub async fn work(mut self) {
-        let mut trainer = Err(Refusal::server("this model has not begun"));
+        let mut stage = Stage::new();
         loop {
-            let (work, promise) = self.desk.next().await;
+            let (work, promise) = self.next(&mut stage).await;
             self.running = Some(promise);
-            if work.begins() && trainer.is_err() {
-                trainer = self.trainer().await;
-                self.desk.note(|progress| progress.has_trainer = trainer.is_ok());
-            }
-            let outcome = match &mut trainer {
-                Err(failure) => Outcome::Failed(failure.clone()),
-                Ok(open) => match self.carry_out(open, work).await {
-                    Ok(done) => done.into(),
-                    Err(error) => {
-                        let failure = ended(&error);
-                        trainer = Err(failure.clone());
-                        self.desk.note(|progress| progress.has_trainer = false);
-                        Outcome::Failed(failure)
-                    }
-                },
+            let carried = match self.opened(&mut stage, &work).await {
+                Err(failure) => Ok(Err(failure)),
+                Ok(open) => {
+                    let carried = self.carry_out(&mut open.trainer, work).await;
+                    open.used = Instant::now();
+                    carried
+                }
             };
-            self.keep(outcome);
+            let outcome = carried.unwrap_or_else(|error| {
+                stage = Stage::Without(ended(&error));
+                self.note(&stage);
+                Err(ended(&error))
+            });
+            self.keep(outcome.into());
         }
     }
 
     fn keep(&mut self, outcome: Outcome) {
         if let Some(promise) = self.running.take() {
             promise.keep(outcome);
-        }
-    }
-
-    /// A trainer, once there is a place for one.
-    async fn trainer(&self) -> Result<Trainer, Refusal> {
-        let until = Instant::now() + PLACE_WAIT;
-        loop {
-            let stream = self.means.trainers.start(&["session".to_owned()]).await;
-            let stream = stream.map_err(|error| Refusal::server(error.to_string()))?;
-            match Trainer::ready(stream).await {
-                Ok(trainer) => return Ok(trainer),
-                Err(error) if error.kind() == io::ErrorKind::ResourceBusy && Instant::now() < until => {
-                    if let Some(promise) = &self.running {
-                        promise.say(error.to_string());
-                    }
-                    tokio::time::sleep(LOOK).await;
-                }
-                Err(error) => return Err(Refusal::server(format!("there is no trainer for it: {error}"))),
-            }
         }
     }
 
@@ -272,7 +244,9 @@ impl Drop for Worker {
 }
 
 /// What comes of `work` on files, which may block.
-async fn on_disk<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Refusal> {
+pub(super) async fn on_disk<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Refusal> {
     let done = thread::run("tinker-states", work).await;
     done.map_err(|error| Refusal::server(format!("the disk cannot be looked at: {error}")))
 }
@@ -282,9 +256,10 @@ fn from_now(ttl_s: u64) -> u64 {
     seconds_since_1970().saturating_add(ttl_s)
 }
 
-fn ended(error: &io::Error) -> Refusal {
+/// What becomes of a model whose trainer has ended.
+pub(super) fn ended(why: &dyn Display) -> Refusal {
     Refusal::server(format!(
-        "the trainer of this model has ended ({error}); go on from the last state that was saved, with \
+        "the trainer of this model has ended ({why}); go on from the last state that was saved, with \
          create_training_client_from_state_with_optimizer"
     ))
 }

@@ -113,8 +113,13 @@ fn batch(model: &str, seq: i32, tokens: usize) -> ForwardBackwardRequest {
     }
 }
 
-/// A gateway with two tenants and trainers, and who they are. The executor answers with `reply`.
+/// A gateway with two tenants and trainers for both, and who they are. The executor answers with `reply`.
 async fn start(reply: Reply) -> (Harness, FakeTrainers, Model, Model) {
+    start_with(reply, 4).await
+}
+
+/// The same with so many trainers.
+async fn start_with(reply: Reply, trainers: usize) -> (Harness, FakeTrainers, Model, Model) {
     let keys = [("user", "alice", ALICE), ("user", "mallory", MALLORY), ("metrics", "watcher", WATCHER)];
     let file = key_file(&keys);
     let mut service = None;
@@ -123,7 +128,7 @@ async fn start(reply: Reply) -> (Harness, FakeTrainers, Model, Model) {
         config.connections.memory =
             MemoryLimits { tenant_bytes: TENANT_BYTES, total_bytes: 4 * TENANT_BYTES };
         let socket = config.state.with_file_name("trainers");
-        service = Some(FakeTrainers::start(&socket, 4));
+        service = Some(FakeTrainers::start(&socket, trainers));
         config.training.trainer_socket = Some(socket);
     })
     .await;
@@ -216,6 +221,28 @@ async fn what_is_made_to_take_room_is_refused_by_name_in_its_turn_and_takes_none
     assert_eq!(last.header("content-type"), Some("application/x-protobuf"), "{}", last.body);
     assert_eq!(service.taken(), 1);
     mallory.end().await;
+}
+
+#[tokio::test]
+async fn a_tenant_whose_idle_models_have_all_trainers_gives_one_to_another_tenant_and_goes_on_with_the_next()
+{
+    let (_harness, service, alice, mallory) = start_with(say("x"), 1).await;
+    let created = mallory.create().await;
+    assert_eq!(mallory.result(&created).await.json()["type"], "create_model");
+    let asked = alice.create().await;
+    let waits = alice.result(&asked).await.json();
+    assert_eq!(
+        (&waits["type"], &waits["queue_state"]),
+        (&json!("try_again"), &json!("paused_capacity")),
+        "{waits}"
+    );
+    assert_eq!(alice.result(&asked).await.json()["type"], "create_model");
+    assert_eq!(service.taken(), 1);
+    // The model goes on when it is asked something, as soon as the other has ended.
+    let evaluated = mallory.evaluate(1, 1, |_| {}).await;
+    alice.end().await;
+    let evaluated = mallory.result(&evaluated).await;
+    assert_eq!(evaluated.header("content-type"), Some("application/x-protobuf"), "{}", evaluated.body);
 }
 
 #[tokio::test]
