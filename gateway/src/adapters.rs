@@ -21,6 +21,7 @@
 //! - [`entry`]: an adapter under a name, its leases and its owner; [`table`] says who sees which names.
 //! - [`residency`]: which adapters are in each executor, and which are on their way. What is pinned is in all of them,
 //!   anything else where requests asked for it.
+//! - `publication`: the result of a fine-tuning job, registered by whoever works on the job.
 //! - `download`: files of an adapter for people to take away.
 //! - `listing`: what is told of them to whoever chooses among hosts.
 //! - `share`: how many adapters, and of how many bytes, one tenant may publish.
@@ -58,6 +59,7 @@ mod names;
 mod on_demand;
 mod others;
 mod pin;
+mod publication;
 pub mod records;
 pub mod registry;
 pub mod request;
@@ -77,9 +79,10 @@ pub use self::{
     figures::Figures,
     listing::{Listed, Listing},
     pin::Pin,
+    publication::Publication,
     records::{address::PostgresAddress, link::Freshness},
     registry::{Fleet, Options, Registry},
-    request::{LoadRequest, Publication, Replace, Terms},
+    request::{LoadRequest, Replace, Terms},
     residency::Tier,
     store::{Arriving, BucketAddress, FetchFigures, StoreError},
 };

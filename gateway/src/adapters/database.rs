@@ -22,10 +22,9 @@ use tokio::sync::{Mutex, MutexGuard};
 pub use super::errors::DatabaseError;
 use super::{
     layout::MIGRATIONS,
-    request::Publication,
+    publication::Publication,
     store::{self, ContentId},
 };
-use crate::training::table;
 
 /// Name of the registry within the state directory.
 const FILE: &str = "registry.sqlite3";
@@ -188,11 +187,10 @@ impl Database {
     pub async fn put(&self, record: &Record, of: Option<&Publication>) -> Result<(), DatabaseError> {
         let mut connection = self.writer().await?;
         let mut transaction = connection.begin().await.map_err(DatabaseError::of)?;
-        if let Some(Publication { job, .. }) = of {
-            let generation = record.generation.to_string();
-            let noted = table::note_published_here(&mut transaction, job, &generation).await;
+        if let Some(publication) = of {
+            let noted = publication.write_here(&mut transaction, &record.generation.to_string()).await;
             if !noted.map_err(DatabaseError::of)? {
-                return Err(DatabaseError::NotHeld(job.clone()));
+                return Err(DatabaseError::NotHeld(publication.job.clone()));
             }
         }
         insert(&mut transaction, record).await.map_err(DatabaseError::of)?;

@@ -29,7 +29,7 @@ use self::link::Shared;
 use super::{
     database::{Database, DatabaseError, Record},
     entry::Entry,
-    request::Publication,
+    publication::Publication,
 };
 
 /// What was read, of all or of what has changed.

@@ -2,8 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::{entry::Entry, errors::AdapterError};
-use crate::training::table::shared::leases::Fence;
+use super::{entry::Entry, errors::AdapterError, publication::Publication};
 
 /// A load as a caller asks for it.
 #[derive(Debug, Clone)]
@@ -29,15 +28,6 @@ pub struct Terms {
     pub expires_at: Option<u64>,
     /// The fine-tuning job that the adapter is the result of.
     pub publication: Option<Publication>,
-}
-
-/// A fine-tuning job whose result is registered, by whoever works on it and nobody else.
-#[derive(Debug, Clone)]
-pub struct Publication {
-    /// The job's id.
-    pub job: String,
-    /// In a fleet, the gateway that works on the job, and since which take-over.
-    pub holder: Option<(String, Fence)>,
 }
 
 /// What to do with a name that is taken.

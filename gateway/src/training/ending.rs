@@ -146,7 +146,7 @@ impl Training {
             Some(fleet) => {
                 let hold = self.live().get(&job.id).and_then(|found| found.hold);
                 let hold = hold.ok_or_else(|| DatabaseError::NotHeld(job.id.clone()))?;
-                Some((fleet.table.holder().to_owned(), hold.fence))
+                Some((fleet.table.holder().to_owned(), hold.fence.number()))
             }
         };
         let request = LoadRequest {
@@ -157,7 +157,7 @@ impl Training {
             pinned: None,
         };
         failpoint::pass("gateway.job_publishing");
-        let publication = Some(Publication { job: job.id.clone(), holder });
+        let publication = Some(Publication { job: job.id.clone(), holder, note: JobRecord::with_generation });
         let loaded =
             self.registry.load_made(request, base_name, Terms { publication, ..Terms::default() }).await;
         failpoint::pass("gateway.job_published");

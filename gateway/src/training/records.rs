@@ -289,13 +289,13 @@ impl JobRecord {
         format!("file-{}", self.id.trim_start_matches("ftjob-"))
     }
 
-    /// Notes that the job's adapter is registered. False if the job is not all but done.
-    pub(super) fn note_published(&mut self, generation: &str) -> bool {
-        let is_expected = self.is_closing && self.status.is_due();
-        if is_expected {
-            self.generation = Some(generation.to_owned());
-        }
-        is_expected
+    /// The row of a job once its adapter of this generation is registered; `None` if `row` is not one of a job that is all but
+    /// done.
+    #[must_use]
+    pub fn with_generation(row: &str, generation: &str) -> Option<String> {
+        let mut job: Self = serde_json::from_str(row).ok()?;
+        job.generation = Some(generation.to_owned());
+        (job.is_closing && job.status.is_due()).then(|| serde_json::to_string(&job).ok()).flatten()
     }
 
     /// Whether the job's adapter is registered, or is about to be: then the job is not paused or cancelled any more.

@@ -15,7 +15,6 @@ use std::sync::Arc;
 
 use serde::{Serialize, de::DeserializeOwned};
 
-pub(crate) use self::host::note_published_here;
 use self::shared::{SharedTable, leases::Fence};
 use super::{
     TrainingError,

@@ -5,7 +5,7 @@ use std::time::Duration;
 use gateway::{
     adapters::{AdapterError, LoadRequest, Publication, Terms, database::DatabaseError},
     training::{
-        records::Status,
+        records::{JobRecord, Status},
         table::{By, Table, shared::leases::Fence},
     },
 };
@@ -24,12 +24,16 @@ const NAME: &str = "acme/made";
 /// Registers the adapter of the job `a`.
 async fn publish(host: &Host, holder: Option<(String, Fence)>) -> Result<(), AdapterError> {
     let request = LoadRequest { tenant: Some("acme".to_owned()), ..host.request(NAME, "made") };
-    let publication = Some(Publication { job: "a".to_owned(), holder });
+    let publication = Some(Publication {
+        job: "a".to_owned(),
+        holder: holder.map(|(holder, fence)| (holder, fence.number())),
+        note: JobRecord::with_generation,
+    });
     host.registry.load_made(request, BASE, Terms { publication, ..Terms::default() }).await.map(drop)
 }
 
 async fn close(table: &Table, by: By) {
-    let close = |job: &mut gateway::training::records::JobRecord| {
+    let close = |job: &mut JobRecord| {
         job.is_closing = true;
         Ok(Vec::new())
     };

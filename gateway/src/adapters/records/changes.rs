@@ -8,7 +8,7 @@ use super::{
 };
 use crate::adapters::{
     database::{DatabaseError, Record},
-    request::Publication,
+    publication::Publication,
 };
 
 impl Shared {

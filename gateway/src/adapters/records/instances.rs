@@ -3,22 +3,8 @@
 
 use std::collections::HashSet;
 
-use sqlx::PgConnection;
-
-use super::link::Shared;
+use super::{link::Shared, postgres};
 use crate::adapters::database::DatabaseError;
-
-/// How long a gateway counts as alive after its last renewal, in seconds: as long as a session of Tinker's without a heartbeat.
-const LEASE_S: f64 = 300.0;
-
-/// Renews the row of the gateway `id`.
-pub(super) async fn renew(connection: &mut PgConnection, id: &str) -> Result<(), sqlx::Error> {
-    let renewed = sqlx::query(
-        "INSERT INTO holobiont_gateways (id, until) VALUES ($1, now() + make_interval(secs => $2)) \
-         ON CONFLICT (id) DO UPDATE SET until = EXCLUDED.until",
-    );
-    renewed.bind(id).bind(LEASE_S).execute(connection).await.map(drop)
-}
 
 impl Shared {
     /// Says that the gateway `id` is alive, and returns all that are. Rows of those that are gone are removed.
@@ -27,7 +13,7 @@ impl Shared {
         let pool = self.session()?;
         let asked = async {
             let mut connection = pool.acquire().await?;
-            renew(&mut connection, id).await?;
+            postgres::renew(&mut connection, id).await?;
             sqlx::query("DELETE FROM holobiont_gateways WHERE until < now()")
                 .execute(&mut *connection)
                 .await?;

@@ -12,14 +12,11 @@ use sqlx::{
     postgres::{PgQueryResult, PgRow},
 };
 
-use super::{Changes, Scope, instances, layout::MIGRATIONS};
-use crate::{
-    adapters::{
-        database::{Record, signed},
-        request::Publication,
-        store::ContentId,
-    },
-    training::table::shared::note_published,
+use super::{Changes, Scope, layout::MIGRATIONS};
+use crate::adapters::{
+    database::{Record, signed},
+    publication::Publication,
+    store::ContentId,
 };
 
 /// Where everybody is told that something has changed.
@@ -118,13 +115,13 @@ pub(super) async fn put(
 ) -> Result<Option<u64>, Broken> {
     let (mut transaction, number) = begin(pool).await?;
     if let Some(publication) = of
-        && !note_published(&mut transaction, publication, &record.generation.to_string()).await?
+        && !publication.write(&mut transaction, &record.generation.to_string()).await?
     {
         return Err(Broken::NotHeld(publication.job.clone()));
     }
     if let Some(made_by) = &record.made_by {
         // A gateway whose adapters are registered counts as alive.
-        instances::renew(&mut transaction, made_by).await?;
+        renew(&mut transaction, made_by).await?;
     }
     let done = write(&mut transaction, record, over, number).await.map_err(Broken::Before)?;
     finish(transaction, number, &record.name, &done).await
@@ -179,6 +176,18 @@ pub(super) async fn set_expiry(
     let changed = changed.bind(name).bind(signed(version)).bind(at.map(signed)).bind(number);
     let changed = changed.execute(&mut *transaction).await.map_err(Broken::Before)?;
     finish(transaction, number, name, &changed).await
+}
+
+/// How long a gateway counts as alive after its last renewal, in seconds: as long as a session of Tinker's without a heartbeat.
+const LEASE_S: f64 = 300.0;
+
+/// Renews the row of the gateway `id`.
+pub(super) async fn renew(connection: &mut PgConnection, id: &str) -> Result<(), sqlx::Error> {
+    let renewed = sqlx::query(
+        "INSERT INTO holobiont_gateways (id, until) VALUES ($1, now() + make_interval(secs => $2)) \
+         ON CONFLICT (id) DO UPDATE SET until = EXCLUDED.until",
+    );
+    renewed.bind(id).bind(LEASE_S).execute(connection).await.map(drop)
 }
 
 /// Whether an adapter has this version.

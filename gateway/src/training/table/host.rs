@@ -224,19 +224,3 @@ async fn add_event(
     let add = sqlx::query("INSERT INTO job_events (job, record) VALUES (?1, ?2)");
     add.bind(job).bind(text(event)).execute(connection).await.map(drop)
 }
-
-/// Notes in a job's row that its adapter is registered, in the transaction that registers it. False if the job has ended.
-pub(crate) async fn note_published_here(
-    connection: &mut SqliteConnection,
-    id: &str,
-    generation: &str,
-) -> Result<bool, sqlx::Error> {
-    let row = sqlx::query_scalar("SELECT record FROM jobs WHERE id = ?1 AND due").bind(id);
-    let row: Option<String> = row.fetch_optional(&mut *connection).await?;
-    let Some(mut job) = row.map(|row| read::<JobRecord>(&row)).transpose()? else { return Ok(false) };
-    if !job.note_published(generation) {
-        return Ok(false);
-    }
-    let put = sqlx::query("UPDATE jobs SET record = ?2 WHERE id = ?1").bind(id).bind(text(&job));
-    put.execute(connection).await.map(|_| true)
-}

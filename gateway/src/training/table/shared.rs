@@ -20,7 +20,6 @@ use std::sync::Arc;
 
 use serde::de::DeserializeOwned;
 
-pub(crate) use self::changes::note_published;
 use self::leases::Fence;
 use super::{By, FileAdded, JobAdded, Listed, NewJob, Page, before, cut, read};
 use crate::{

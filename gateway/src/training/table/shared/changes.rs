@@ -9,7 +9,7 @@ use super::{
     litter,
 };
 use crate::{
-    adapters::{Publication, records::link::Broken},
+    adapters::records::link::Broken,
     training::{
         TrainingError,
         records::{EventRecord, FileRecord, JobRecord, file_of},
@@ -136,23 +136,6 @@ pub(super) async fn change(
     }
     transaction.commit().await.map_err(Broken::Committing)?;
     Ok(Ok(Some(job)))
-}
-
-/// Notes in a job's row that its adapter is registered, in the transaction that registers it. False if the job has ended, or
-/// somebody else works on it.
-pub(crate) async fn note_published(
-    connection: &mut PgConnection,
-    publication: &Publication,
-    generation: &str,
-) -> Result<bool, sqlx::Error> {
-    let Publication { job: id, holder } = publication;
-    let holder = holder.as_ref().map(|(holder, fence)| (holder.as_str(), *fence));
-    let Some(mut job) = locked(connection, id, holder).await? else { return Ok(false) };
-    if !job.note_published(generation) {
-        return Ok(false);
-    }
-    let put = sqlx::query("UPDATE holobiont_jobs SET record = $2 WHERE id = $1").bind(id).bind(text(&job));
-    put.execute(connection).await.map(|_| true)
 }
 
 /// A job that has not ended, which nobody else changes until the end of the transaction; none if `holder` is no longer its.

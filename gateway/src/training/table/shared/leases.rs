@@ -11,6 +11,14 @@ use crate::{adapters::database::DatabaseError, training::records::JobRecord};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fence(pub(super) i64);
 
+impl Fence {
+    /// The number, as the job's row has it.
+    #[must_use]
+    pub fn number(self) -> i64 {
+        self.0
+    }
+}
+
 /// A job that has not ended, as it was read.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Seen {
