@@ -187,7 +187,14 @@ impl Executor {
         let part = |(lent, weight): &(Lent, f32)| AdapterPart { path: lent.path.clone(), weight: *weight };
         let parts = lent.iter().map(part).collect();
         let call = |request| ToExecutor::LoadAdapter(LoadAdapter { request, parts, owner: owner.0 });
-        match self.call(call).await? {
+        let answered = self.call(call).await.map_err(|error| match error {
+            CallError::Refused(WireError { code, message }) => {
+                let message = lent.iter().fold(message, |message, (lent, _)| lent.retold(&message));
+                CallError::Refused(WireError { code, message })
+            }
+            other => other,
+        });
+        match answered? {
             Answer::Loaded(loaded) => Ok(loaded),
             other => Err(unexpected(&other)),
         }

@@ -16,6 +16,7 @@ use super::{
     errors::AdapterError,
     jail::Place,
     names::{check_chosen_name, check_name},
+    on_demand::LentFiles,
     publication::Publication,
     registry::Registry,
     request::{LoadRequest, Replace, Terms, check_generation, check_replace},
@@ -85,7 +86,8 @@ impl Registry {
         terms: Terms,
     ) -> Result<Arc<Entry>, AdapterError> {
         check_name(&request.name, base_name)?;
-        self.load_from(Place::anywhere(&request.path)?, request, LoadedBy::Tenant(terms), ()).await
+        let place = Place::anywhere(&request.path)?.told_as(Path::new(&request.name));
+        self.load_from(place, request, LoadedBy::Tenant(terms), ()).await
     }
 
     /// Loads from `place`. What is `held` is given back when the load has ended.
@@ -207,7 +209,8 @@ impl Registry {
         let home = self.calmest();
         // Until it is registered: who makes this executor ready would free it.
         let moving = home.moving.lock().await;
-        let loaded = self.load_files(home, &[(content, 1.0)], tenant.as_deref()).await?;
+        let files = LentFiles { content, told: self.told(&request.name, &request.path), weight: 1.0 };
+        let loaded = self.load_files(home, &[files], tenant.as_deref()).await?;
         failpoint::pass("gateway.loaded_before_commit");
         // No request asks for a draft, so nothing else would keep it in the executors.
         let is_draft = loaded.draft_layers > 0;

@@ -143,6 +143,12 @@ impl Place {
         Ok(Self { base, inside: asked.to_owned(), resolve, asked: asked.to_owned() })
     }
 
+    /// The same place, called `asked` in errors.
+    #[must_use]
+    pub(super) fn told_as(self, asked: &Path) -> Self {
+        Self { asked: asked.to_owned(), ..self }
+    }
+
     /// Opens the files of the adapter that is there: PEFT's two in a directory, or one GGUF file.
     ///
     /// # Errors

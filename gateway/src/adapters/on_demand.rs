@@ -6,6 +6,7 @@
 
 use std::{
     collections::HashMap,
+    path::Path,
     sync::{Arc, atomic::Ordering::Relaxed},
     time::{Duration, Instant},
 };
@@ -195,7 +196,12 @@ impl Registry {
         }
         self.make_room(home, entry.record.bytes).await?;
         let sources = entry.sources();
-        let files: Vec<_> = sources.iter().map(|(record, weight)| (record.content, *weight)).collect();
+        let files = sources.iter().map(|(record, weight)| LentFiles {
+            content: record.content,
+            told: self.told(&record.name, &record.source),
+            weight: *weight,
+        });
+        let files: Vec<_> = files.collect();
         let loaded = self.load_files(home, &files, entry.record.tenant.as_deref()).await;
         let loaded = loaded.map_err(|error| match error {
             ResidencyError::Call(CallError::Refused(wire)) if wire.code == ErrorCode::InvalidAdapter => {
@@ -217,16 +223,16 @@ impl Registry {
     pub(super) async fn load_files(
         &self,
         home: &Home,
-        files: &[(ContentId, f32)],
+        files: &[LentFiles<'_>],
         tenant: Option<&str>,
     ) -> Result<AdapterLoaded, ResidencyError> {
         let owner = TenantId::of(tenant);
         let mut started = Instant::now();
         // For as long as others make room.
         let mut lent = Vec::with_capacity(files.len());
-        for (content, weight) in files {
+        for LentFiles { content, told, weight } in files {
             let part = home.executor.lend(&self.store.path(*content)).await;
-            lent.push((part.inspect_err(|_| self.counters.failed())?, *weight));
+            lent.push((part.inspect_err(|_| self.counters.failed())?.told_as(told), *weight));
         }
         loop {
             match home.executor.load_adapter(&lent, owner).await {
@@ -362,6 +368,16 @@ impl Registry {
             0
         })
     }
+}
+
+/// Files of the store that an executor is to load.
+#[derive(Debug)]
+pub(super) struct LentFiles<'a> {
+    pub(super) content: ContentId,
+    /// What errors call them.
+    pub(super) told: &'a Path,
+    /// What the adapter is multiplied with.
+    pub(super) weight: f32,
 }
 
 fn unusable(entry: &Entry, reason: &str) -> ResidencyError {

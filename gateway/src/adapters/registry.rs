@@ -74,6 +74,8 @@ pub struct Registry {
     database: Arc<Database>,
     pub(super) records: Records,
     pub(super) store: Store,
+    /// The directory of what outlives the process.
+    state: PathBuf,
     pub(super) root: PathBuf,
     pub(super) max_adapters: usize,
     pub(super) share: TenantShare,
@@ -122,6 +124,7 @@ impl Registry {
             database,
             records,
             store,
+            state: options.state,
             root: options.adapter_root,
             max_adapters: options.max_adapters,
             share: TenantShare::of(options.max_adapters, options.tenant_bytes),
@@ -201,6 +204,11 @@ impl Registry {
     #[must_use]
     pub fn root(&self) -> &Path {
         &self.root
+    }
+
+    /// What errors call the files of the adapter `name` that came from `source`: by name where that is a place of the gateway's own.
+    pub(super) fn told<'a>(&self, name: &'a str, source: &'a Path) -> &'a Path {
+        if source.starts_with(&self.state) { Path::new(name) } else { source }
     }
 
     /// Most names there may be.

@@ -53,7 +53,7 @@ impl Registry {
         base_name: &str,
     ) -> Result<Arc<Entry>, AdapterError> {
         self.check_load(&request, base_name)?;
-        let place = arrived.place().map_err(StoreError::from)?;
+        let place = arrived.place().map_err(StoreError::from)?.told_as(&request.path);
         self.load_from(place, request, LoadedBy::Administrator, (arrived, turn)).await
     }
 }

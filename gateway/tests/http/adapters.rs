@@ -206,6 +206,16 @@ async fn an_adapter_that_cannot_be_used_leaves_no_name_behind() {
 }
 
 #[tokio::test]
+async fn what_is_wrong_with_an_adapter_is_told_by_the_path_that_was_asked_for() {
+    let harness = Harness::start(say("x")).await;
+    let refused = load(&harness, "a", "misfit", &json!({})).await;
+    let path = harness.adapter("a", "misfit").display().to_string();
+    let message = refused.json()["error"]["message"].as_str().unwrap().to_owned();
+    assert!(message.starts_with(&format!("{path}/adapter_config.json: `r`")), "{message}");
+    assert!(!message.contains("state"), "where the store lies is nobody's business: {message}");
+}
+
+#[tokio::test]
 async fn a_draft_is_kept_in_the_executor_and_answers_nobody() {
     let mut harness = Harness::start(say("x")).await;
     let loaded = load(&harness, "guesses", "draft", &json!({})).await;

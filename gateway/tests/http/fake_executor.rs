@@ -341,6 +341,9 @@ fn call(message: ToExecutor) -> ToGateway {
                 Ok(weights) if weights.len() > 1 && weights.iter().any(|one| one == b"stubborn") => {
                     failed("these adapters cannot be added up".to_owned())
                 }
+                Ok(weights) if weights[0] == b"misfit" => {
+                    failed(format!("{}/adapter_config.json: `r` is too large", load.parts[0].path))
+                }
                 Ok(weights) => ToGateway::AdapterLoaded(loaded(&load, &weights)),
                 Err(error) => failed(error.to_string()),
             }

@@ -24,6 +24,8 @@ const LAST_WORD: Duration = Duration::from_secs(1);
 pub struct Lent {
     /// Where they are for the executor.
     pub(in crate::executor) path: String,
+    /// What whoever asked for them calls them, for messages; `None` is the same.
+    told: Option<String>,
     /// What keeps them there; `None` on this host.
     _connection: Option<Stream>,
 }
@@ -31,7 +33,18 @@ pub struct Lent {
 impl Lent {
     /// Files in the store of this host.
     pub(in crate::executor) fn here(path: &Path) -> Self {
-        Self { path: path.display().to_string(), _connection: None }
+        Self { path: path.display().to_string(), told: None, _connection: None }
+    }
+
+    /// The same files, called `told` in errors: where the store of a host lies is nobody's business.
+    #[must_use]
+    pub fn told_as(self, told: &Path) -> Self {
+        Self { told: Some(told.display().to_string()), ..self }
+    }
+
+    /// The message of an executor in the words of whoever asked for the files.
+    pub(in crate::executor) fn retold(&self, message: &str) -> String {
+        self.told.as_ref().map_or_else(|| message.to_owned(), |told| message.replace(&self.path, told))
     }
 }
 
@@ -48,7 +61,7 @@ impl Far {
             });
         }
         match timeout(patience, self.answer(&mut stream)).await.map_err(silent)?? {
-            Answer::Lent(path) => Ok(Lent { path, _connection: Some(stream) }),
+            Answer::Lent(path) => Ok(Lent { path, told: None, _connection: Some(stream) }),
             Answer::Refused(why) => Err(FarError::Refused { address: self.0.to.clone(), why }),
             Answer::Admitted => Err(FarError::Protocol(self.0.to.clone())),
         }
