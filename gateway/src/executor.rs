@@ -1,6 +1,7 @@
 //! The base-executor as the gateway sees it: start sequences, load adapters, ask for figures.
 //!
-//! - [`batch`]: the sequences of one HTTP request and their outputs; dropping it cancels them.
+//! - [`batch`]: the sequences of one HTTP request and their outputs; dropping it cancels them. [`backlog`]: what
+//!   is kept for it meanwhile.
 //! - `queue`: where handles and batches put their commands; `slots`: which sequences may be under way.
 //! - [`link`]: what commands ask, what is heard in return, and the state of the connection.
 //! - `task`: the one task that owns the ZeroMQ connection and fans its messages out.
@@ -12,6 +13,7 @@
 //! command queue is bounded by what may be in it: a sequence holds a slot from its start until the link has
 //! forgotten it and causes at most two commands; calls hold a slot too.
 
+pub mod backlog;
 pub mod batch;
 pub mod errors;
 pub mod far;
@@ -41,6 +43,7 @@ use shmproto::{
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
 use self::{
+    backlog::Backlog,
     batch::Batch,
     link::{Answer, Call, Command, Link},
     queue::Queue,
@@ -135,6 +138,7 @@ impl Executor {
 
     /// Starts sequences together, prepared for the executor of connection `epoch`: over any other they end as lost. The
     /// `request` field of each is chosen here. They are those who are `standing` in line: these are taken if there is room.
+    /// What is not read of their outputs is counted in `backlog`.
     ///
     /// # Errors
     /// If so many are under way that there is no room for them, now or ever. Neither is asked of the executor.
@@ -143,8 +147,9 @@ impl Executor {
         epoch: u64,
         sequences: Vec<Generate>,
         standing: &mut Vec<Standing>,
+        backlog: Arc<Backlog>,
     ) -> Result<Batch, CallError> {
-        Batch::start(&self.queue, epoch, sequences, standing)
+        Batch::start(&self.queue, epoch, sequences, standing, backlog)
     }
 
     /// Starts the lost sequence `index` of `batch` again as `sequence`, over connection `epoch` of this executor, whichever

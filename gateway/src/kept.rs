@@ -1,14 +1,18 @@
 //! Responses that somebody may go on with (`previous_response_id`), in memory.
 //!
 //! Each tenant has a shelf of their own, bounded by number and bytes, and all shelves together are bounded by bytes: the oldest leaves
-//! first, of a full shelf or of the fullest one. So nobody pushes out what others keep as long as they keep less.
+//! first, of a full shelf or of the fullest one. So nobody pushes out what others keep as long as they keep less. What is kept counts
+//! to its tenant's memory; where that is full, the tenant's oldest responses leave.
 
 use std::{
     collections::{HashMap, VecDeque},
     sync::{Arc, Mutex},
 };
 
-use crate::lock::lock;
+use crate::{
+    lock::lock,
+    tenant_memory::{Reservation, TenantMemory},
+};
 
 /// Most responses of a tenant.
 pub const MAX_RESPONSES: usize = 1024;
@@ -34,10 +38,17 @@ impl Entry {
     }
 }
 
+/// An entry on its shelf.
+#[derive(Debug)]
+struct Held {
+    entry: Arc<Entry>,
+    _memory: Reservation,
+}
+
 /// What a tenant keeps.
 #[derive(Debug, Default)]
 struct Shelf {
-    entries: HashMap<Box<str>, Arc<Entry>>,
+    entries: HashMap<Box<str>, Held>,
     /// The oldest first; as many as there are entries.
     order: VecDeque<Box<str>>,
     bytes: usize,
@@ -46,7 +57,7 @@ struct Shelf {
 impl Shelf {
     /// Takes an entry out; returns its bytes. Its place in the order is looked for among [`MAX_RESPONSES`] at most.
     fn remove(&mut self, id: &str) -> Option<usize> {
-        let bytes = self.entries.remove(id)?.bytes();
+        let bytes = self.entries.remove(id)?.entry.bytes();
         self.order.retain(|other| **other != *id);
         self.bytes -= bytes;
         Some(bytes)
@@ -66,22 +77,42 @@ struct Shelves {
 }
 
 /// See the module's description.
-#[derive(Debug, Default)]
-pub struct Kept(Mutex<Shelves>);
+#[derive(Debug)]
+pub struct Kept {
+    memory: Arc<TenantMemory>,
+    shelves: Mutex<Shelves>,
+}
 
 impl Kept {
-    /// Keeps a response of `tenant`.
+    /// Nothing is kept yet; what will be counts in `memory`.
+    #[must_use]
+    pub fn new(memory: Arc<TenantMemory>) -> Self {
+        Self { memory, shelves: Mutex::default() }
+    }
+
+    /// Keeps a response of `tenant`, unless there is no room for it even if the tenant keeps no other.
     pub fn put(&self, tenant: &Arc<str>, id: &str, entry: Entry) {
         let bytes = entry.bytes();
         if bytes > MAX_TENANT_BYTES {
             return;
         }
-        let mut shelves = lock(&self.0);
+        let mut shelves = lock(&self.shelves);
         let shelf = shelves.of.entry(Arc::clone(tenant)).or_default();
-        shelf.entries.insert(id.into(), Arc::new(entry));
+        let mut gone = 0;
+        let reserved = loop {
+            match self.memory.reserve(tenant, bytes) {
+                Ok(reserved) => break Some(reserved),
+                Err(_) if shelf.order.is_empty() => break None,
+                Err(_) => gone += shelf.shrink(),
+            }
+        };
+        let Some(memory) = reserved else {
+            shelves.bytes -= gone;
+            return;
+        };
+        shelf.entries.insert(id.into(), Held { entry: Arc::new(entry), _memory: memory });
         shelf.order.push_back(id.into());
         shelf.bytes += bytes;
-        let mut gone = 0;
         while shelf.order.len() > MAX_RESPONSES || shelf.bytes > MAX_TENANT_BYTES {
             gone += shelf.shrink();
         }
@@ -95,12 +126,12 @@ impl Kept {
     /// The response of `tenant` with this id; those of others do not exist.
     #[must_use]
     pub fn get(&self, tenant: &str, id: &str) -> Option<Arc<Entry>> {
-        lock(&self.0).of.get(tenant)?.entries.get(id).cloned()
+        lock(&self.shelves).of.get(tenant)?.entries.get(id).map(|held| Arc::clone(&held.entry))
     }
 
     /// Takes it out; false if it is not there.
     pub fn delete(&self, tenant: &str, id: &str) -> bool {
-        let mut shelves = lock(&self.0);
+        let mut shelves = lock(&self.shelves);
         let gone = shelves.of.get_mut(tenant).and_then(|shelf| shelf.remove(id));
         shelves.bytes -= gone.unwrap_or(0);
         gone.is_some()
@@ -110,6 +141,7 @@ impl Kept {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tenant_memory::MemoryLimits;
 
     fn entry(bytes: usize) -> Entry {
         Entry { response: "x".repeat(bytes).into(), input: "[]".into() }
@@ -117,7 +149,7 @@ mod tests {
 
     #[test]
     fn the_oldest_leaves_when_there_are_too_many() {
-        let (kept, alice) = (Kept::default(), Arc::from("alice"));
+        let (kept, alice) = (Kept::new(TenantMemory::new(MemoryLimits::default())), Arc::from("alice"));
         for number in 0..=MAX_RESPONSES {
             kept.put(&alice, &number.to_string(), entry(1));
         }
@@ -128,13 +160,13 @@ mod tests {
             kept.put(&alice, &id, entry(1));
             assert!(kept.delete("alice", &id) && !kept.delete("alice", &id));
         }
-        let shelves = lock(&kept.0);
+        let shelves = lock(&kept.shelves);
         assert_eq!(shelves.of["alice"].order.len(), shelves.of["alice"].entries.len());
     }
 
     #[test]
     fn bytes_are_bounded_for_each_and_for_all_and_the_fullest_gives_way() {
-        let (kept, bob) = (Kept::default(), Arc::from("bob"));
+        let (kept, bob) = (Kept::new(TenantMemory::new(MemoryLimits::default())), Arc::from("bob"));
         kept.put(&bob, "small", entry(1000));
         kept.put(&bob, "too large", entry(MAX_TENANT_BYTES));
         assert!(kept.get("bob", "too large").is_none() && kept.get("bob", "small").is_some());
@@ -142,12 +174,31 @@ mod tests {
             let tenant = Arc::from(format!("tenant {tenant}"));
             for number in 0..20 {
                 kept.put(&tenant, &number.to_string(), entry(1 << 20));
-                let shelves = lock(&kept.0);
+                let shelves = lock(&kept.shelves);
                 assert!(shelves.of[&tenant].bytes <= MAX_TENANT_BYTES && shelves.bytes <= MAX_BYTES);
                 assert_eq!(shelves.bytes, shelves.of.values().map(|shelf| shelf.bytes).sum::<usize>());
             }
         }
         assert!(kept.get("bob", "small").is_some(), "others' floods push nothing out");
         assert!(kept.get("tenant 0", "small").is_none(), "nobody sees what is another's");
+    }
+
+    #[test]
+    fn what_is_kept_counts_to_its_tenants_memory_and_gives_way_where_that_is_full() {
+        let limits = MemoryLimits { tenant_bytes: 10_000, total_bytes: 1 << 30 };
+        let (memory, alice) = (TenantMemory::new(limits), Arc::from("alice"));
+        let kept = Kept::new(Arc::clone(&memory));
+        for id in ["1", "2", "3"] {
+            kept.put(&alice, id, entry(4000));
+        }
+        assert!(kept.get("alice", "1").is_none(), "the oldest has left");
+        assert!(kept.get("alice", "2").is_some() && kept.get("alice", "3").is_some());
+        assert_eq!(memory.used_by("alice"), lock(&kept.shelves).of["alice"].bytes);
+        let running = memory.reserve(&alice, 10_000 - memory.used_by("alice")).unwrap();
+        assert!(kept.delete("alice", "3") && kept.delete("alice", "2"));
+        drop(running);
+        assert_eq!((memory.used(), lock(&kept.shelves).bytes), (0, 0));
+        kept.put(&alice, "too large", entry(10_000));
+        assert!(kept.get("alice", "too large").is_none());
     }
 }

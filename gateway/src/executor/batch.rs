@@ -1,5 +1,7 @@
 //! The sequences of one HTTP request.
 
+use std::sync::Arc;
+
 use shmproto::{
     codec::Wire as _,
     message::{Generate, Provisional, RequestId, ToExecutor},
@@ -7,6 +9,7 @@ use shmproto::{
 use tokio::sync::{Semaphore, mpsc};
 
 use super::{
+    backlog::Backlog,
     errors::CallError,
     link::{Command, Delivery, Event, Route, Start},
     queue::Queue,
@@ -35,6 +38,7 @@ pub struct Batch {
     /// Kept so that a lost sequence can be started again on the same channel.
     sink: mpsc::Sender<Delivery>,
     events: mpsc::Receiver<Delivery>,
+    backlog: Arc<Backlog>,
     /// The running request of each sequence.
     live: Vec<Option<RequestId>>,
     /// The slot of each sequence that was lost: nobody else gets it before it is started again or given up.
@@ -48,14 +52,17 @@ impl Batch {
         epoch: u64,
         sequences: Vec<Generate>,
         standing: &mut Vec<Standing>,
+        backlog: Arc<Backlog>,
     ) -> Result<Self, CallError> {
         let tokens: Vec<usize> = sequences.iter().map(|sequence| sequence.prompt.len()).collect();
         let mut slots = queue.take_slots(&tokens)?;
         slots.iter_mut().for_each(|slot| slot.stand(standing.pop()));
-        // Room for all a sequence may produce and the loss of the connection: the link never waits for a reader.
+        // Room for all a sequence may produce and the loss of the connection: the link never waits for a reader. The backlog
+        // bounds what of it is in memory.
         let messages: usize = sequences.iter().map(|sequence| outputs_of(sequence) + 1).sum();
         let (sink, events) = mpsc::channel(messages.min(Semaphore::MAX_PERMITS));
-        let mut batch = Self { queues: Vec::new(), sink, events, live: Vec::new(), kept: Vec::new() };
+        let (queues, live, kept) = (Vec::new(), Vec::new(), Vec::new());
+        let mut batch = Self { queues, sink, events, backlog, live, kept };
         for (sequence, slot) in sequences.into_iter().zip(slots) {
             batch.add(queue, epoch, sequence, slot);
         }
@@ -101,7 +108,8 @@ impl Batch {
         sequence.request = id;
         let budget = outputs_of(&sequence);
         let message = ToExecutor::Generate(sequence).to_bytes();
-        let route = Route { sink: self.sink.clone(), index, budget, slot };
+        let (sink, backlog) = (self.sink.clone(), Arc::clone(&self.backlog));
+        let route = Route { sink, index, budget, backlog, slot };
         self.live[index] = Some(id);
         queue.send(Command::Start(Start { id, epoch, message, route }));
     }
@@ -136,7 +144,8 @@ impl Batch {
     }
 
     /// `None` for what a cancelled sequence still had under way.
-    fn accept(&mut self, Delivery { index, event, slot }: Delivery) -> Option<(usize, Event)> {
+    fn accept(&mut self, Delivery { index, event, slot, bytes }: Delivery) -> Option<(usize, Event)> {
+        self.backlog.remove(bytes);
         let is_current = match &event {
             Event::Output(output) => {
                 let current = self.live[index] == Some(output.request);
@@ -145,7 +154,7 @@ impl Batch {
                 }
                 current
             }
-            Event::Lost { .. } => self.live[index].take().is_some(),
+            Event::Lost { .. } | Event::Full(_) => self.live[index].take().is_some(),
         };
         if is_current {
             self.kept[index] = slot;

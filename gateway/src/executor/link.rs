@@ -6,7 +6,8 @@ use std::sync::Arc;
 use shmproto::message::{AdapterLoaded, AdapterUnloaded, Output, RequestId, Stats, Welcome};
 use tokio::sync::{mpsc, oneshot};
 
-use super::{errors::CallError, slots::Slot};
+use super::{backlog::Backlog, errors::CallError, slots::Slot};
+use crate::tenant_memory::MemoryFull;
 
 /// The state of the connection.
 #[derive(Debug, Clone)]
@@ -42,6 +43,8 @@ pub enum Event {
         /// Number of the connection that was lost, or 0 before the first.
         epoch: u64,
     },
+    /// Its outputs are read too slowly: its tenant has no memory left for more of them.
+    Full(MemoryFull),
 }
 
 /// An event on its way to a batch.
@@ -52,6 +55,8 @@ pub(super) struct Delivery {
     pub(super) event: Event,
     /// Its slot, if this is an end after which it may be started again.
     pub(super) slot: Option<Slot>,
+    /// Bytes of the backlog that it takes until it is read.
+    pub(super) bytes: usize,
 }
 
 /// Where a sequence's outputs go.
@@ -62,6 +67,8 @@ pub(super) struct Route {
     pub(super) index: usize,
     /// Outputs that may still come; `sink` has room for them and for one [`Event::Lost`].
     pub(super) budget: usize,
+    /// Where outputs are counted that nobody has read.
+    pub(super) backlog: Arc<Backlog>,
     /// Given back when the link forgets the sequence.
     pub(super) slot: Slot,
 }
@@ -122,5 +129,5 @@ pub(super) fn refuse(command: Command, epoch: u64) {
 pub(super) fn lose(route: Route, epoch: u64) {
     let Route { sink, index, slot, .. } = route;
     // Fails only when the reader is gone.
-    let _ = sink.try_send(Delivery { index, event: Event::Lost { epoch }, slot: Some(slot) });
+    let _ = sink.try_send(Delivery { index, event: Event::Lost { epoch }, slot: Some(slot), bytes: 0 });
 }

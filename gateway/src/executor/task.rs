@@ -20,12 +20,14 @@ use tokio::{
 use zeromq::{DealerSendHalf, SocketEvent, SocketRecv as _, SocketSend as _, ZmqMessage};
 
 use super::{
+    backlog::bytes_of,
     errors::CallError,
     greeting::open,
     link::{Answer, Command, Delivery, Event, Link, Route, lose, refuse},
     slots::{Capacity, Slots},
     wire::{Peer, Wire, read},
 };
+use crate::tenant_memory::MemoryFull;
 
 /// First pause before a connection is tried again; doubled up to [`MAX_BACKOFF`].
 const MIN_BACKOFF: Duration = Duration::from_millis(20);
@@ -52,6 +54,8 @@ pub(super) struct LinkTask {
     epoch: u64,
     routes: HashMap<RequestId, Route>,
     calls: HashMap<RequestId, oneshot::Sender<Result<Answer, CallError>>>,
+    /// Sequences that the executor is still to be told of: nobody waits for them.
+    given_up: Vec<RequestId>,
 }
 
 impl LinkTask {
@@ -61,7 +65,8 @@ impl LinkTask {
         link: watch::Sender<Link>,
         slots: Slots,
     ) -> Self {
-        Self { peer, commands, link, slots, epoch: 0, routes: HashMap::new(), calls: HashMap::new() }
+        let (routes, calls) = (HashMap::new(), HashMap::new());
+        Self { peer, commands, link, slots, epoch: 0, routes, calls, given_up: Vec::new() }
     }
 
     pub(super) async fn run(mut self) {
@@ -144,7 +149,10 @@ impl LinkTask {
                 message = wire.receive.recv() => {
                     silent_parts = 0;
                     match message {
-                        Ok(message) => self.dispatch(&message),
+                        Ok(message) => match self.dispatch(&message) {
+                            Ok(()) => self.cancel_given_up(&mut wire.send).await,
+                            ended => ended,
+                        },
                         Err(error) => Err(End::Lost(format!("reading from it failed: {error}"))),
                     }
                 }
@@ -241,18 +249,24 @@ impl LinkTask {
             ));
         };
         route.budget = left;
+        let bytes = bytes_of(&output);
+        if let Err(full) = route.backlog.add(bytes) {
+            self.give_up(id, full, last);
+            return Ok(());
+        }
         if output.error.is_none() {
             let queued_us = output.queued_us.saturating_sub(output.load_wait_us + output.kv_wait_us);
             route.slot.begun(Duration::from_micros(queued_us));
         }
         if last {
-            self.end(id, output);
+            self.end(id, output, bytes);
         } else {
             // Fails only when the reader is gone; its cancellation is on its way.
             let _ = route.sink.try_send(Delivery {
                 index: route.index,
                 event: Event::Output(output),
                 slot: None,
+                bytes,
             });
         }
         Ok(())
@@ -260,11 +274,28 @@ impl LinkTask {
 
     /// Delivers the last output of a sequence. One that an executor gave up because it is shutting down may be started
     /// again by the next, so it keeps its slot.
-    fn end(&mut self, id: RequestId, output: Output) {
+    fn end(&mut self, id: RequestId, output: Output, bytes: usize) {
         let Some(Route { sink, index, slot, .. }) = self.routes.remove(&id) else { return };
         let returns = output.error.as_ref().is_some_and(|error| error.code == ErrorCode::ShuttingDown);
         let slot = returns.then_some(slot);
-        let _ = sink.try_send(Delivery { index, event: Event::Output(output), slot });
+        let _ = sink.try_send(Delivery { index, event: Event::Output(output), slot, bytes });
+    }
+
+    /// Ends a sequence whose outputs find no room, here and, unless it has ended there, in the executor.
+    fn give_up(&mut self, id: RequestId, full: MemoryFull, has_ended: bool) {
+        let Some(Route { sink, index, .. }) = self.routes.remove(&id) else { return };
+        let _ = sink.try_send(Delivery { index, event: Event::Full(full), slot: None, bytes: 0 });
+        if !has_ended {
+            self.given_up.push(id);
+        }
+    }
+
+    /// Tells the executor of sequences that were given up.
+    async fn cancel_given_up(&mut self, send: &mut DealerSendHalf) -> Result<(), End> {
+        while let Some(id) = self.given_up.pop() {
+            self.transmit(ToExecutor::Cancel(id).to_bytes(), send).await?;
+        }
+        Ok(())
     }
 
     fn answer(&mut self, id: RequestId, result: Result<Answer, CallError>) {

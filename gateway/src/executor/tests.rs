@@ -15,9 +15,16 @@ use tokio::{task::JoinHandle, time::timeout};
 use zeromq::{RouterSendHalf, RouterSocket, Socket as _, SocketRecv as _, SocketSend as _, ZmqMessage};
 
 use super::{link::Event, *};
+use crate::tenant_memory::{MemoryLimits, TenantMemory};
 
 /// Long enough for a busy machine to answer in, short enough for a test to wait for.
 const SILENCE: Duration = Duration::from_secs(5);
+
+/// Of a tenant with enough memory.
+fn backlog() -> Arc<Backlog> {
+    let memory = TenantMemory::new(MemoryLimits::default());
+    Backlog::new(memory.reserve(&"alice".into(), 0).unwrap())
+}
 
 /// An executor that takes three sequences and generates nothing until it is told to.
 struct Router {
@@ -208,11 +215,11 @@ async fn more_sequences_than_the_executor_takes_are_refused_without_asking_it() 
     let (router, executor) = Router::start(State::default()).await;
     up(&executor).await;
     assert_eq!(executor.load().limit, 3, "two run and one waits");
-    let three = executor.generate(1, vec![sequence(); 3], &mut Vec::new()).unwrap();
+    let three = executor.generate(1, vec![sequence(); 3], &mut Vec::new(), backlog()).unwrap();
     router.eventually_generates(3).await;
     // From here on nobody would answer, and nobody has to.
     router.mute(true);
-    let refused = executor.generate(1, vec![sequence()], &mut Vec::new()).unwrap_err();
+    let refused = executor.generate(1, vec![sequence()], &mut Vec::new(), backlog()).unwrap_err();
     assert_eq!(refused, CallError::Busy { limit: 3, what: "sequences", wait_s: 1 });
     assert_eq!(router.generates().len(), 3);
     drop(three);
@@ -222,12 +229,12 @@ async fn more_sequences_than_the_executor_takes_are_refused_without_asking_it() 
 async fn a_sequence_that_ends_makes_room_for_another() {
     let (router, executor) = Router::start(State::default()).await;
     up(&executor).await;
-    let mut three = executor.generate(1, vec![sequence(); 3], &mut Vec::new()).unwrap();
+    let mut three = executor.generate(1, vec![sequence(); 3], &mut Vec::new(), backlog()).unwrap();
     router.eventually_generates(3).await;
     router.end(router.generates()[0].request).await;
     assert!(matches!(next(&mut three).await, Event::Output(_)));
-    let _one = executor.generate(1, vec![sequence()], &mut Vec::new()).unwrap();
-    assert!(executor.generate(1, vec![sequence()], &mut Vec::new()).is_err());
+    let _one = executor.generate(1, vec![sequence()], &mut Vec::new(), backlog()).unwrap();
+    assert!(executor.generate(1, vec![sequence()], &mut Vec::new(), backlog()).is_err());
 }
 
 #[tokio::test]
@@ -245,7 +252,7 @@ async fn an_idle_executor_that_stops_is_noticed_and_one_that_goes_on_is_welcome_
 async fn a_silence_shorter_than_the_limit_disturbs_nothing() {
     let (router, executor) = Router::start(State::default()).await;
     up(&executor).await;
-    let mut batch = executor.generate(1, vec![sequence()], &mut Vec::new()).unwrap();
+    let mut batch = executor.generate(1, vec![sequence()], &mut Vec::new(), backlog()).unwrap();
     router.eventually_generates(1).await;
     router.mute(true);
     tokio::time::sleep(SILENCE / 2).await;
@@ -261,7 +268,7 @@ async fn what_was_prepared_for_another_connection_is_lost_and_never_sent() {
     let (router, executor) = Router::start(State::default()).await;
     let epoch = up(&executor).await;
     for other in [epoch - 1, epoch + 1] {
-        let mut batch = executor.generate(other, vec![sequence()], &mut Vec::new()).unwrap();
+        let mut batch = executor.generate(other, vec![sequence()], &mut Vec::new(), backlog()).unwrap();
         assert!(matches!(next(&mut batch).await, Event::Lost { epoch } if epoch == other));
         assert!(router.generates().is_empty());
         executor.restart(&mut batch, 0, epoch, sequence()).unwrap();
@@ -274,7 +281,7 @@ async fn what_was_prepared_for_another_connection_is_lost_and_never_sent() {
 async fn a_lost_sequence_keeps_its_place_is_redone_once_and_hears_nothing_late() {
     let (router, executor) = Router::start(State::default()).await;
     up(&executor).await;
-    let mut three = executor.generate(1, vec![sequence(); 3], &mut Vec::new()).unwrap();
+    let mut three = executor.generate(1, vec![sequence(); 3], &mut Vec::new(), backlog()).unwrap();
     router.eventually_generates(3).await;
     let former = router.generates();
     router.mute(true);
@@ -284,7 +291,7 @@ async fn a_lost_sequence_keeps_its_place_is_redone_once_and_hears_nothing_late()
     router.mute(false);
     up(&executor).await;
     assert!(
-        executor.generate(2, vec![sequence()], &mut Vec::new()).is_err(),
+        executor.generate(2, vec![sequence()], &mut Vec::new(), backlog()).is_err(),
         "the places are those of the lost ones"
     );
     executor.restart(&mut three, 1, 2, sequence()).unwrap();
@@ -297,5 +304,8 @@ async fn a_lost_sequence_keeps_its_place_is_redone_once_and_hears_nothing_late()
     assert!(timeout(WATCHDOG, three.next()).await.unwrap().is_none(), "and only once");
     assert_eq!(router.generates().len(), 4, "nothing else was sent again");
     drop(three);
-    assert!(executor.generate(2, vec![sequence(); 3], &mut Vec::new()).is_ok(), "given up, they make room");
+    assert!(
+        executor.generate(2, vec![sequence(); 3], &mut Vec::new(), backlog()).is_ok(),
+        "given up, they make room"
+    );
 }

@@ -107,6 +107,10 @@ impl Session {
             };
             match self.as_loss(event) {
                 (index, Event::Output(output)) => return Some(self.note(index, output)),
+                (index, Event::Full(full)) => {
+                    self.sequences[index].booked = None;
+                    return Some(Err(full.into()));
+                }
                 (index, Event::Lost { epoch }) => {
                     // Put back until it is done: the caller may stop waiting here and come again.
                     self.stashed = Some((index, Event::Lost { epoch }));

@@ -2,7 +2,7 @@
 
 use std::{num::NonZeroU32, time::Duration};
 
-use gateway::{config::Rates, keys::Keys, server::RunError};
+use gateway::{config::Rates, keys::Keys, server::RunError, tenant_memory::MemoryLimits};
 use policy::admission::DelayLimits;
 use serde_json::json;
 use tokio::{
@@ -163,6 +163,22 @@ async fn a_reader_who_takes_nothing_is_cut_off_and_its_request_cancelled() {
     let exchange = harness.client.open_post(TEXT, &body).await;
     eventually("the executor is told", || !harness.executor().cancels().is_empty()).await;
     drop(exchange);
+}
+
+#[tokio::test]
+async fn what_a_reader_has_not_read_is_bounded_by_its_tenants_memory() {
+    let endless = hang_after(String::leak("a".repeat(490)));
+    let limits = MemoryLimits { tenant_bytes: 256 << 10, total_bytes: 1 << 30 };
+    let harness = Harness::start_with(endless, |config| config.connections.memory = limits).await;
+    let body = json!({ "model": "base", "prompt": "a", "stream": true, "n": 32, "max_tokens": 500,
+        "logprobs": 20 });
+    let mut exchange = harness.client.open_post(TEXT, &body).await;
+    // Long before the reader would be given up.
+    eventually("the executor is told", || !harness.executor().cancels().is_empty()).await;
+    exchange.read_until("memory_full").await;
+    let others = json!({ "model": "base", "prompt": "a", "stream": true });
+    let mut next = harness.client.open_post(TEXT, &others).await;
+    next.read_until("data: ").await;
 }
 
 #[tokio::test]

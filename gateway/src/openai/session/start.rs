@@ -10,7 +10,7 @@ use crate::{
     adapters::{Lease, Place},
     app::App,
     errors::ApiError,
-    executor::batch::Batch,
+    executor::{backlog::Backlog, batch::Batch},
     executors::member::Ready,
     lifecycle::Serving,
     openai::job::Job,
@@ -18,11 +18,15 @@ use crate::{
     turns::{Asked, Turn},
 };
 
+/// A sequence's prompt is in memory so often: as it was asked for, as it is started, and on its way to the executor.
+const PROMPT_COPIES: usize = 3;
+
 /// A job whose turn it is.
 struct Begin<'a> {
     app: &'a App,
     job: &'a Job,
     sequences: Vec<Generate>,
+    backlog: Arc<Backlog>,
     route: Route,
     turn: Turn,
     started: Instant,
@@ -34,8 +38,9 @@ impl Session {
     /// Starts the sequences of `job` when its turn has come, on an executor of those that it was put together for or, if that
     /// has ended, of those that serve the same base now. One that has no room is left out.
     pub async fn start(app: &App, job: &Job) -> Result<Self, ApiError> {
-        let (started, sequences) = (Instant::now(), job.sequences());
-        let principal = job.principal(&app.classes);
+        let (started, principal) = (Instant::now(), job.principal(&app.classes));
+        let backlog = Backlog::new(app.memory.reserve(&principal.tenant, prompt_bytes(job))?);
+        let sequences = job.sequences();
         let slo = app.classes.get(principal.class).slo;
         let adapter = job.target.lease.as_ref().map(Lease::entry);
         let route = Route::of(&app.executors, app.routing, &job.serving, (adapter, &sequences), slo);
@@ -47,7 +52,8 @@ impl Session {
             forecast: route.forecast(&now_serving(app, job).ready, &app.registry),
         });
         let turn = turn.await?;
-        Begin { app, job, sequences, route, turn, started, waited: started.elapsed() }.begin().await
+        let waited = started.elapsed();
+        Begin { app, job, sequences, backlog, route, turn, started, waited }.begin().await
     }
 }
 
@@ -88,13 +94,14 @@ impl Begin<'_> {
             sequence.deadline_ms = left_ms(sequence.deadline_ms, self.started.elapsed())?;
         }
         let executor = self.app.executors.member(to.index).executor();
-        let batch = executor.generate(to.epoch, sequences, &mut self.turn.standing)?;
+        let batch =
+            executor.generate(to.epoch, sequences, &mut self.turn.standing, Arc::clone(&self.backlog))?;
         self.turn.release();
         Ok((batch, place))
     }
 
     fn session(self, batch: Batch, on: &Ready, place: Option<&Arc<Place>>) -> Session {
-        let Self { app, job, sequences, route, turn, started, waited } = self;
+        let Self { app, job, sequences, route, turn, started, waited, .. } = self;
         let give_up = deadline(&sequences, started).and_then(|deadline| deadline.checked_add(DEADLINE_SLACK));
         let kept = sequences.into_iter().map(|generate| Sequence {
             booked: Some(book(&app.executors, &route, on.index, &generate)),
@@ -124,6 +131,12 @@ impl Begin<'_> {
             redo_by: None,
         }
     }
+}
+
+/// What the prompts of a job's sequences take while they are computed.
+fn prompt_bytes(job: &Job) -> usize {
+    let tokens = job.prompts.iter().map(|prompt| prompt.tokens.len()).fold(0, usize::saturating_add);
+    tokens.saturating_mul(job.params.choices as usize).saturating_mul(PROMPT_COPIES * size_of::<u32>())
 }
 
 /// What a job will cost, as far as that is known: its prompts, and for each answer what is usual or, if that is less, its most.

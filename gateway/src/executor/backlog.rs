@@ -1,0 +1,89 @@
+//! What a request keeps in memory while it is computed, counted in bytes to its tenant: its prompts, and outputs that its reader
+//! has not taken yet.
+
+use std::sync::{Arc, Mutex};
+
+use shmproto::message::{Output, TokenOutput};
+
+use super::link::Delivery;
+use crate::{
+    lock::lock,
+    tenant_memory::{MemoryFull, Reservation},
+};
+
+/// Bytes are counted to the tenant in steps of so many: what all tenants share is not locked for each token.
+const STEP_BYTES: usize = 16 << 10;
+
+/// See the module's description.
+#[derive(Debug)]
+pub struct Backlog(Mutex<Kept>);
+
+#[derive(Debug)]
+struct Kept {
+    bytes: usize,
+    memory: Reservation,
+}
+
+impl Backlog {
+    /// Of a request that keeps as much as `memory` has for as long as it is computed.
+    #[must_use]
+    pub fn new(memory: Reservation) -> Arc<Self> {
+        Arc::new(Self(Mutex::new(Kept { bytes: memory.bytes(), memory })))
+    }
+
+    /// Counts an output that nobody has read.
+    pub(super) fn add(&self, bytes: usize) -> Result<(), MemoryFull> {
+        let mut kept = lock(&self.0);
+        let all = kept.bytes + bytes;
+        if all > kept.memory.bytes() {
+            kept.memory.resize(all.next_multiple_of(STEP_BYTES))?;
+        }
+        kept.bytes = all;
+        Ok(())
+    }
+
+    /// An output was read.
+    pub(super) fn remove(&self, bytes: usize) {
+        let mut kept = lock(&self.0);
+        kept.bytes -= bytes;
+        let needed = kept.bytes.next_multiple_of(STEP_BYTES);
+        if kept.memory.bytes() > needed + STEP_BYTES {
+            // Giving back passes no limit.
+            let _ = kept.memory.resize(needed);
+        }
+    }
+}
+
+/// What an output takes until it is read.
+pub(super) fn bytes_of(output: &Output) -> usize {
+    let tokens = |tokens: &[TokenOutput]| {
+        let top = |token: &TokenOutput| size_of::<TokenOutput>() + size_of_val(&*token.top);
+        tokens.iter().map(top).sum::<usize>()
+    };
+    let numbers = size_of_val(&*output.provisional) + size_of_val(&*output.embedding);
+    size_of::<Delivery>() + tokens(&output.tokens) + tokens(&output.prompt) + numbers
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tenant_memory::{MemoryLimits, TenantMemory};
+
+    #[test]
+    fn what_is_not_read_is_counted_to_its_tenant_up_to_the_limit_and_given_back() {
+        let limits = MemoryLimits { tenant_bytes: 10 * STEP_BYTES, total_bytes: 1 << 30 };
+        let (memory, alice) = (TenantMemory::new(limits), "alice".into());
+        let prompts = STEP_BYTES / 2;
+        let backlog = Backlog::new(memory.reserve(&alice, prompts).unwrap());
+        let outputs = (0..).take_while(|_| backlog.add(1000).is_ok()).count();
+        assert!(outputs * 1000 + prompts > 9 * STEP_BYTES, "{outputs} outputs");
+        assert!(memory.used_by("alice") <= 10 * STEP_BYTES);
+        for _ in 0..outputs {
+            backlog.remove(1000);
+        }
+        assert!(memory.used_by("alice") <= 2 * STEP_BYTES, "what was read is given back");
+        backlog.add(1000).unwrap();
+        drop(backlog);
+        assert_eq!(memory.used(), 0);
+    }
+}
