@@ -20,6 +20,7 @@ use crate::{
 const ALICE: &str = "tml-alice";
 const MALLORY: &str = "tml-mallory";
 const WATCHER: &str = "watcher";
+const OPERATOR: &str = "operator";
 /// What a tenant may keep.
 const TENANT_BYTES: usize = 8 << 20;
 /// Tokens of a long batch.
@@ -72,11 +73,12 @@ impl Model {
         self.result(&promised).await.json()
     }
 
-    /// Names of the adapters that are served to the tenant.
+    /// Names of the adapters of runs that are served, by the list of administrators.
     async fn served(&self) -> Vec<String> {
-        let models = self.client.get("/v1/models").await.json();
-        let name = |model: &Value| model["id"].as_str().unwrap().to_owned();
-        models["data"].as_array().unwrap().iter().map(name).filter(|name| name != "base").collect()
+        let operator = self.client.with_key(OPERATOR);
+        let listed = operator.get("/v1/lora_adapters?runs=true").await.json();
+        let name = |adapter: &Value| adapter["name"].as_str().unwrap().to_owned();
+        listed["data"].as_array().unwrap().iter().map(name).collect()
     }
 
     async fn result(&self, promised: &Response) -> Response {
@@ -120,7 +122,12 @@ async fn start(reply: Reply) -> (Harness, FakeTrainers, Model, Model) {
 
 /// The same with so many trainers.
 async fn start_with(reply: Reply, trainers: usize) -> (Harness, FakeTrainers, Model, Model) {
-    let keys = [("user", "alice", ALICE), ("user", "mallory", MALLORY), ("metrics", "watcher", WATCHER)];
+    let keys = [
+        ("user", "alice", ALICE),
+        ("user", "mallory", MALLORY),
+        ("metrics", "watcher", WATCHER),
+        ("admin", "operator", OPERATOR),
+    ];
     let file = key_file(&keys);
     let mut service = None;
     let harness = Harness::start_with(reply, |config| {
@@ -287,7 +294,9 @@ async fn a_checkpoint_whose_deletion_nobody_waits_for_any_more_is_freed_all_the_
     let watcher = harness.client.with_key(WATCHER);
     let has_left = async || {
         let metrics = watcher.get("/metrics").await.body;
-        metrics.lines().any(|line| line.contains("/checkpoints/{*id}") && line.contains("status=\"499\""))
+        metrics
+            .lines()
+            .any(|line| line.contains("/checkpoints/{kind}/{name}") && line.contains("status=\"499\""))
     };
     eventually_async("the caller has left", has_left).await;
     assert!(harness.executor().unloads().is_empty());

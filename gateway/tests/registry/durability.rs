@@ -81,7 +81,8 @@ async fn a_registry_that_cannot_be_read_is_an_error_and_never_an_empty_one() {
     assert!(matches!(refused().await, OpenError::Database(DatabaseError::Newer { found: 99, .. })));
     assert_eq!(stored(path).len(), 1, "nothing was swept");
     // The layouts of former versions are brought up to date.
-    let no_drafts = "ALTER TABLE adapters DROP COLUMN draft_layers";
+    let no_drafts = "ALTER TABLE adapters DROP COLUMN made_by; ALTER TABLE adapters DROP COLUMN expires_at; \
+                     ALTER TABLE adapters DROP COLUMN draft_layers";
     change(&database, no_drafts.to_owned()).await;
     set_layout(&database, 3).await;
     assert_eq!(open(path).await.unwrap().1.len(), 1);
