@@ -9,7 +9,7 @@
 
 use std::{
     fmt,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex, OnceLock},
 };
 
@@ -131,12 +131,12 @@ impl Drop for GrammarChecks {
 }
 
 impl Checker {
-    fn start(program: &PathBuf, text: Arc<dyn Text>) -> std::io::Result<Arc<Self>> {
+    fn start(program: &Path, text: Arc<dyn Text>) -> std::io::Result<Arc<Self>> {
         let queue = TenantQueue::new(MAX_WAITING, PROCESSES);
         let checker = Arc::new(Self { text, queue, verdicts: Mutex::new(TenantCache::new(VERDICTS)) });
         let tokens = Arc::new(OnceLock::new());
         for _ in 0..PROCESSES {
-            let (checker, tokens, program) = (Arc::clone(&checker), Arc::clone(&tokens), program.clone());
+            let (checker, tokens, program) = (Arc::clone(&checker), Arc::clone(&tokens), program.to_owned());
             let work = move || {
                 let tokens = tokens.get_or_init(|| Arc::new(checker.text.tokens()));
                 checker.work(&mut Sandbox::new(program, Arc::clone(tokens)));

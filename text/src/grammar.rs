@@ -7,16 +7,18 @@
 //!
 //! # Layout
 //!
-//! - `gbnf`: another way to write a grammar. `schema`: what becomes of a schema before the library sees it.
+//! - `gbnf`: another way to write a grammar. `lark`: schemas within one in Lark. `schema`: what becomes of a schema before the
+//!   library sees it.
 //! - `thought`: what may stand before an answer. `matcher`: one answer on its way through a grammar.
 //! - `tokens`: what the tokens of a vocabulary are to a grammar.
 //!
 //! # Principles
 //!
 //! - A grammar comes from anybody: its source, what is made of it, and each step have bounds, and beyond them is an error.
-//! - What cannot be honoured is refused by name, never approximated.
+//! - What cannot be honoured is refused by name, or dropped with a [`Warning`] where the caller asked for that; never in silence.
 
 mod gbnf;
+mod lark;
 mod matcher;
 mod schema;
 mod thought;
@@ -34,8 +36,9 @@ use serde_json::{Value, json};
 
 pub use self::{
     gbnf::GbnfError,
+    lark::lark_source,
     matcher::{MatchError, Matcher, TokenSet},
-    schema::lark_json,
+    schema::{Enforcement, Warning, lark_json},
     thought::{Tag, Thought},
     tokens::{TokenBytes, Tokens},
 };
@@ -64,6 +67,8 @@ pub enum Grammar {
     Regex(String),
     /// A text of a grammar in the library's variant of Lark; its rule `start` is all of it.
     Lark(String),
+    /// The same, with schemas that [`lark_json`] made.
+    Rules(String),
     /// A text of a grammar in the Backus-Naur form of llama.cpp; its rule `root` is all of it.
     Gbnf(String),
     /// One of these texts.
@@ -94,12 +99,26 @@ pub enum GrammarError {
     /// It has nothing to choose from.
     #[error("it has no choices; give at least one")]
     NoChoice,
-    /// A schema that sets the library's own options.
-    #[error("'{}' is not supported; leave it out of the schema", schema::LIBRARY_OPTIONS)]
+    /// A schema or a grammar that sets the library's own options.
+    #[error("'{}' and options of '%llguidance' are not supported; leave them out", schema::LIBRARY_OPTIONS)]
     LibraryOptions,
-    /// Numbers with a step that the library cannot count.
-    #[error("'multipleOf' is at most {}; leave it out or make it smaller", schema::MAX_MULTIPLE)]
-    Multiple,
+    /// A schema in Lark that is no JSON.
+    #[error("what stands behind '%json' is no JSON: {0}; write a schema in braces")]
+    NoSchema(String),
+    /// A keyword of a schema that cannot be held.
+    #[error("{0}")]
+    Keyword(Warning),
+    /// Numbers with a step of nothing.
+    #[error("'multipleOf' has to be above 0; leave it out or say a step")]
+    NoStep,
+    /// A schema that becomes too large.
+    #[error("it leads to too many schemas within one another; make it smaller")]
+    TooManySchemas,
+    /// A schema whose values hold others like them again and again.
+    #[error(
+        "it allows no value that has an end; let a property be left out, or add a choice that refers to nothing"
+    )]
+    Endless,
     /// The library cannot honour it, and says what of it.
     #[error("it cannot be honoured: {0}")]
     Refused(String),
@@ -121,34 +140,47 @@ impl Grammar {
     /// The form in which it travels, and that [`Grammars::compile`] takes.
     ///
     /// # Errors
-    /// It is too long, or asks for nothing.
+    /// It is too long, asks for nothing, or holds what cannot be held.
     pub fn source(&self) -> Result<String, GrammarError> {
-        self.source_behind(None)
+        self.source_behind(None, Enforcement::Strict).map(|source| source.text)
     }
 
-    /// The same with `thought` before the answer, if there may be one.
+    /// The same with `thought` before the answer, if there may be one; `enforcement` says what becomes of a schema's keywords that
+    /// cannot be held.
     ///
     /// # Errors
     /// As [`Self::source`].
-    pub fn source_behind(&self, thought: Option<Thought>) -> Result<String, GrammarError> {
-        let mut grammars = vec![self.form()?];
+    pub fn source_behind(
+        &self,
+        thought: Option<Thought>,
+        enforcement: Enforcement,
+    ) -> Result<Source, GrammarError> {
+        let (form, warnings) = self.form(enforcement)?;
+        let mut grammars = vec![form];
         if let Some(thought) = thought {
             grammars[0].name = Some(Thought::ANSWER.to_owned());
             grammars.insert(0, GrammarWithLexer::from_lark(thought.lark()));
         }
-        let source = json!(TopLevelGrammar { grammars, max_tokens: None }).to_string();
-        checked(&source).map(|()| source)
+        let text = json!(TopLevelGrammar { grammars, max_tokens: None }).to_string();
+        checked(&text).map(|()| Source { text, warnings })
     }
 
     /// As the library has it.
-    fn form(&self) -> Result<GrammarWithLexer, GrammarError> {
-        Ok(match self {
-            Self::Json(schema) => GrammarWithLexer::from_json_schema(schema::prepared(schema)?),
+    fn form(&self, enforcement: Enforcement) -> Result<(GrammarWithLexer, Vec<Warning>), GrammarError> {
+        let form = match self {
+            Self::Json(schema) => {
+                let (schema, warnings) = schema::prepared(schema, enforcement)?;
+                return Ok((GrammarWithLexer::from_json_schema(schema), warnings));
+            }
             Self::Regex(expression) => {
                 check_depth(expression)?;
                 GrammarWithLexer::from_regex(expression)
             }
-            Self::Lark(source) => GrammarWithLexer::from_lark(source.clone()),
+            Self::Lark(source) => {
+                check_depth(source)?;
+                GrammarWithLexer::from_lark(lark_source(source)?)
+            }
+            Self::Rules(source) => GrammarWithLexer::from_lark(source.clone()),
             Self::Gbnf(source) => {
                 check_depth(source)?;
                 checked(source)?;
@@ -159,8 +191,18 @@ impl Grammar {
                 let choices: Vec<String> = choices.iter().map(|choice| lark_string(choice)).collect();
                 GrammarWithLexer::from_lark(format!("start: {}", choices.join(" | ")))
             }
-        })
+        };
+        Ok((form, Vec::new()))
     }
+}
+
+/// A grammar as it travels.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Source {
+    /// What [`Grammars::compile`] takes.
+    pub text: String,
+    /// What of it an answer need not keep to.
+    pub warnings: Vec<Warning>,
 }
 
 /// A text as a terminal of Lark.

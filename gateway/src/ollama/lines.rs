@@ -156,6 +156,9 @@ impl Lines {
         .into();
         line["prompt_eval_count"] = usage.prompt_tokens.into();
         line["eval_count"] = usage.completion_tokens.into();
+        if !answer.job.warnings().is_empty() {
+            line["warnings"] = json!(answer.job.warnings());
+        }
         for (name, time) in [
             ("total_duration", total),
             ("load_duration", load),

@@ -9,7 +9,7 @@ use text::detokenize::TextStart;
 use super::{
     params::{EndTokens, Params},
     reasoning::Reasoning,
-    structured::GrammarSource,
+    structured::{FormWarning, GrammarSource},
     target::Target,
     tools::Answering,
 };
@@ -200,6 +200,12 @@ impl Job {
             grammar: self.grammar.as_ref().map(|grammar| grammar.source.to_string()),
             pooling: self.kind.pooling(),
         }
+    }
+
+    /// What of its form the answer need not keep to.
+    #[must_use]
+    pub fn warnings(&self) -> &[FormWarning] {
+        self.grammar.as_ref().map_or(&[], |form| &form.warnings)
     }
 
     /// Alternatives to report for each token of a prompt that is repeated.

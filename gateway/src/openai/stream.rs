@@ -16,6 +16,7 @@ use super::{
     frames::{EVENT_STREAM, Shape},
     job::Kind,
     logprobs,
+    structured::FormWarning,
     tools::CallPart,
     types::{Aside, Body, ChatDelta, Delta, Draft, PromptReport, TextChoice, TextLogprobs, ToolCall},
 };
@@ -62,7 +63,8 @@ impl Shape for Chunks {
             let usage = Some(Some(answer.usage()));
             let none: [TextChoice<'_>; 0] = [];
             let (envelope, prompt) = (answer.envelope(object(answer)), PromptReport::default());
-            write_event(out, &Body { envelope, choices: &none, prompt, usage });
+            let warnings = answer.job.warnings();
+            write_event(out, &Body { envelope, choices: &none, prompt, usage, warnings });
         }
         out.extend_from_slice(b"data: [DONE]\n\n");
     }
@@ -93,7 +95,7 @@ impl<'a> Writer<'a> {
             let content = self.answer.job.answering.is_none().then_some("");
             let delta = Delta { role: Some("assistant"), content: Some(content), ..Delta::default() };
             let prompt = prompt_ids(self.answer, index);
-            self.write(delta_of(index, delta), prompt);
+            self.write(delta_of(index, delta), prompt, &[]);
         }
         if has_content(piece) {
             let content = Some(Some(piece.text.as_str())).filter(|_| !piece.text.is_empty() || !piece.thinks);
@@ -109,7 +111,7 @@ impl<'a> Writer<'a> {
             self.event(delta_of(index, delta));
         }
         if piece.finish.is_some() {
-            self.event(ChatDelta { finish_reason: piece.finish, ..delta_of(index, Delta::default()) });
+            self.last(ChatDelta { finish_reason: piece.finish, ..delta_of(index, Delta::default()) });
         }
     }
 
@@ -124,7 +126,7 @@ impl<'a> Writer<'a> {
             self.event(TextChoice { logprobs, token_ids, ..text_of(index, &piece.text) });
         }
         if piece.finish.is_some() {
-            self.event(TextChoice { finish_reason: piece.finish, ..text_of(index, "") });
+            self.last(TextChoice { finish_reason: piece.finish, ..text_of(index, "") });
         }
     }
 
@@ -157,15 +159,23 @@ impl<'a> Writer<'a> {
     }
 
     fn event<C: Serialize>(&mut self, choice: C) {
-        self.write(choice, PromptReport::default());
+        self.write(choice, PromptReport::default(), &[]);
     }
 
-    fn write<C: Serialize>(&mut self, choice: C, prompt: PromptReport<'a>) {
+    /// Tells the end of a choice, with warnings where no chunk with the whole usage follows.
+    fn last<C: Serialize>(&mut self, choice: C) {
+        let ends_here = self.chunks.usage == StreamUsage::Never;
+        let warnings = if ends_here { self.answer.job.warnings() } else { &[] };
+        self.write(choice, PromptReport::default(), warnings);
+    }
+
+    fn write<C: Serialize>(&mut self, choice: C, prompt: PromptReport<'a>, warnings: &'a [FormWarning]) {
         let body = Body {
             envelope: self.answer.envelope(object(self.answer)),
             choices: &[choice],
             prompt,
             usage: self.running(),
+            warnings,
         };
         write_event(self.out, &body);
     }

@@ -1,58 +1,20 @@
 //! What an answer has to look like, as OpenAI (`response_format`) and vLLM (`structured_outputs`) let it be said.
 
-use std::sync::Arc;
+mod source;
 
 use serde_json::Value;
-use text::grammar::{Grammar, Thought};
+use text::grammar::{Enforcement, Grammar};
 
+pub use self::source::{FormWarning, GrammarSource, Structure, refused};
 use super::fields::{Fields, wrong};
 use crate::errors::ApiError;
 
 /// Most texts to choose from.
 const MAX_CHOICES: usize = 4096;
 
-/// What is asked for, and where.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Structure {
-    /// The field that asks for it.
-    pub field: String,
-    /// What it asks for.
-    pub grammar: Grammar,
-}
-
-impl Structure {
-    /// The grammar as an executor takes it, with `thought` before the answer. Nobody has compiled it yet.
-    ///
-    /// # Errors
-    /// It cannot be honoured.
-    pub fn source(&self, thought: Option<Thought>) -> Result<GrammarSource, ApiError> {
-        let source = self.grammar.source_behind(thought);
-        let source = source.map_err(|error| refused(&self.field, &error))?;
-        let (field, param) = (self.field.clone(), self.field.clone());
-        Ok(GrammarSource { source: source.into(), field, param, parts: Vec::new() })
-    }
-}
-
-/// A grammar as an executor takes it, and what asked for it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct GrammarSource {
-    /// The form in which it travels.
-    pub source: Arc<str>,
-    /// The field that asks for it, as a message names it.
-    pub field: String,
-    /// The field that is to blame if it cannot be honoured.
-    pub param: String,
-    /// Grammars of callers that it is made of. They are compiled before it, so that a refusal names their field.
-    pub parts: Vec<GrammarSource>,
-}
-
-/// What is wrong with the grammar in `field`.
-pub fn refused(field: &str, error: &impl std::fmt::Display) -> ApiError {
-    ApiError::bad_request("invalid_grammar", format!("'{field}' cannot be used: {error}")).of(field)
-}
-
 /// Reads both fields, of which one may ask for something.
 pub fn read(fields: &mut Fields) -> Result<Option<Structure>, ApiError> {
+    check_names(fields)?;
     let openai = fields.take("response_format").map(response_format).transpose()?.flatten();
     let vllm = fields.take("structured_outputs").map(structured_outputs).transpose()?.flatten();
     match (openai, vllm) {
@@ -64,40 +26,75 @@ pub fn read(fields: &mut Fields) -> Result<Option<Structure>, ApiError> {
     }
 }
 
-fn response_format(value: Value) -> Result<Option<Structure>, ApiError> {
-    let within = |error: ApiError| error.within("response_format");
-    let mut fields = Fields::of(value, "response_format")?;
-    let kind = fields.required_text("type").map_err(within)?;
-    let structure = match kind.as_str() {
-        "text" => None,
-        "json_object" => {
-            Some(Structure { field: "response_format".to_owned(), grammar: Grammar::json_object() })
+/// Refuses fields by which other servers are asked for a form, and says how to ask for it here.
+fn check_names(fields: &Fields) -> Result<(), ApiError> {
+    const ELSEWHERE: [(&str, &str); 7] = [
+        ("guided_json", "json"),
+        ("guided_regex", "regex"),
+        ("guided_choice", "choice"),
+        ("guided_grammar", "grammar"),
+        ("json_schema", "json"),
+        ("regex", "regex"),
+        ("grammar", "grammar"),
+    ];
+    for (name, instead) in ELSEWHERE {
+        if fields.peek(name).is_some() {
+            let message =
+                format!("'{name}' is not supported here; write 'structured_outputs': {{\"{instead}\": ...}}");
+            return Err(ApiError::bad_request("unsupported_parameter", message).of(name));
         }
-        "json_schema" => Some(json_schema(fields.take("json_schema")).map_err(within)?),
-        _ => {
-            let message = format!("the type '{kind}' is not supported; use text, json_object or json_schema");
-            return Err(ApiError::bad_request("unsupported_parameter", message).of("response_format.type"));
-        }
-    };
-    fields.finish().map_err(within)?;
-    Ok(structure)
+    }
+    Ok(())
 }
 
-fn json_schema(value: Option<Value>) -> Result<Structure, ApiError> {
-    let value = value.ok_or_else(|| {
-        ApiError::missing("json_schema", "a response format of type json_schema needs 'json_schema'")
-    })?;
+/// What is wrong with a type of a response format.
+fn unknown_type(kind: &str) -> ApiError {
+    let message = match kind {
+        "regex" | "grammar" => format!(
+            "the type '{kind}' is not supported here; write 'structured_outputs': {{\"{kind}\": ...}} beside or instead of it"
+        ),
+        _ => format!(
+            "the type '{kind}' is not supported; use text, json_object or json_schema, or write 'structured_outputs'"
+        ),
+    };
+    ApiError::bad_request("unsupported_parameter", message).of("type")
+}
+
+fn response_format(value: Value) -> Result<Option<Structure>, ApiError> {
+    const NAME: &str = "response_format";
+    let within = |error: ApiError| error.within(NAME);
+    let mut fields = Fields::of(value, NAME)?;
+    let kind = fields.required_text("type").map_err(within)?;
+    match kind.as_str() {
+        "text" => fields.finish().map(|()| None).map_err(within),
+        "json_object" => named_schema(fields, "response_format.schema").map(Some).map_err(within),
+        "json_schema" => json_schema(fields).map(Some).map_err(within),
+        other => Err(within(unknown_type(other))),
+    }
+}
+
+/// Reads a schema under `json_schema`, or under `schema` right beside the type, as llama.cpp has it.
+fn json_schema(mut fields: Fields) -> Result<Structure, ApiError> {
+    let Some(value) = fields.take("json_schema") else {
+        if fields.peek("schema").is_some() {
+            return named_schema(fields, "response_format.schema");
+        }
+        let message =
+            "a response format of type json_schema needs 'json_schema': {\"name\": ..., \"schema\": ...}";
+        return Err(ApiError::missing("json_schema", message));
+    };
+    fields.finish()?;
     let fields = Fields::of(value, "json_schema")?;
     named_schema(fields, "response_format.json_schema.schema").map_err(|error| error.within("json_schema"))
 }
 
 /// A schema with its name; `field` is where it stands.
 fn named_schema(mut fields: Fields, field: &str) -> Result<Structure, ApiError> {
-    // Labels: what the answer has to look like is all in the schema, and always kept to.
+    // Labels, which change nothing.
     for label in ["name", "description"] {
         fields.text(label)?;
     }
-    fields.flag("strict", false)?;
+    let is_strict = fields.flag("strict", false)?;
     let schema = fields.take("schema");
     fields.finish()?;
     let grammar = match schema {
@@ -105,7 +102,8 @@ fn named_schema(mut fields: Fields, field: &str) -> Result<Structure, ApiError> 
         Some(schema @ (Value::Object(_) | Value::Bool(_))) => Grammar::Json(schema),
         Some(other) => return Err(wrong("schema", "a JSON schema: an object", &other)),
     };
-    Ok(Structure { field: field.to_owned(), grammar })
+    let enforcement = if is_strict { Enforcement::Strict } else { Enforcement::BestEffort };
+    Ok(Structure { field: field.to_owned(), grammar, enforcement })
 }
 
 /// Reads `text.format` of the Responses API, which is a response format in one piece.
@@ -116,15 +114,8 @@ pub fn text_format(value: Value) -> Result<Option<Structure>, ApiError> {
     let kind = fields.required_text("type").map_err(within)?;
     match kind.as_str() {
         "text" => fields.finish().map(|()| None).map_err(within),
-        "json_object" => {
-            fields.finish().map_err(within)?;
-            Ok(Some(Structure { field: NAME.to_owned(), grammar: Grammar::json_object() }))
-        }
-        "json_schema" => named_schema(fields, "text.format.schema").map(Some).map_err(within),
-        _ => {
-            let message = format!("the type '{kind}' is not supported; use text, json_object or json_schema");
-            Err(within(ApiError::bad_request("unsupported_parameter", message).of("type")))
-        }
+        "json_object" | "json_schema" => named_schema(fields, "text.format.schema").map(Some).map_err(within),
+        other => Err(within(unknown_type(other))),
     }
 }
 
@@ -136,7 +127,7 @@ pub fn ollama_format(value: Value) -> Result<Option<Structure>, ApiError> {
         schema @ Value::Object(_) => Grammar::Json(schema),
         other => return Err(wrong("format", "\"json\" or a JSON schema: an object", &other)),
     };
-    Ok(Some(Structure { field: "format".to_owned(), grammar }))
+    Ok(Some(Structure { field: "format".to_owned(), grammar, enforcement: Enforcement::BestEffort }))
 }
 
 fn structured_outputs(value: Value) -> Result<Option<Structure>, ApiError> {
@@ -144,7 +135,7 @@ fn structured_outputs(value: Value) -> Result<Option<Structure>, ApiError> {
     let mut fields = Fields::of(value, NAME)?;
     let within = |error: ApiError| error.within(NAME);
     let mut asked = Vec::new();
-    let mut ask = |name: &str, grammar| asked.push(Structure { field: format!("{NAME}.{name}"), grammar });
+    let mut ask = |name: &str, grammar| asked.push(Structure::strict(format!("{NAME}.{name}"), grammar));
     if let Some(schema) = fields.take("json") {
         ask("json", Grammar::Json(schema_of(schema).map_err(within)?));
     }
@@ -218,6 +209,14 @@ mod tests {
                 json!({ "response_format": { "type": "json_schema", "json_schema": { "name": "n", "strict": true, "schema": schema } } }),
                 Grammar::Json(schema.clone()),
             ),
+            (
+                json!({ "response_format": { "type": "json_object", "schema": schema } }),
+                Grammar::Json(schema.clone()),
+            ),
+            (
+                json!({ "response_format": { "type": "json_schema", "schema": schema } }),
+                Grammar::Json(schema.clone()),
+            ),
             (json!({ "structured_outputs": { "json": schema } }), Grammar::Json(schema.clone())),
             (json!({ "structured_outputs": { "json": schema.to_string() } }), Grammar::Json(schema.clone())),
             (json!({ "structured_outputs": { "regex": "[ab]+" } }), Grammar::Regex("[ab]+".into())),
@@ -239,6 +238,44 @@ mod tests {
         }
         assert_eq!(read_of(&json!({ "response_format": { "type": "text" } })).unwrap(), None);
         assert_eq!(read_of(&json!({ "structured_outputs": {} })).unwrap(), None);
+    }
+
+    #[test]
+    fn strict_schemas_are_held_in_full_and_others_as_far_as_can_be() {
+        let schema = json!({ "type": "integer" });
+        let openai = |strict: bool| json!({ "response_format": { "type": "json_schema", "json_schema": { "strict": strict, "schema": schema } } });
+        for (body, enforcement) in [
+            (openai(true), Enforcement::Strict),
+            (openai(false), Enforcement::BestEffort),
+            (
+                json!({ "response_format": { "type": "json_object", "schema": schema } }),
+                Enforcement::BestEffort,
+            ),
+            (json!({ "structured_outputs": { "json": schema } }), Enforcement::Strict),
+        ] {
+            assert_eq!(read_of(&body).unwrap().unwrap().enforcement, enforcement, "{body}");
+        }
+        assert_eq!(ollama_format(schema).unwrap().unwrap().enforcement, Enforcement::BestEffort);
+    }
+
+    #[test]
+    fn other_servers_ways_to_ask_for_a_form_are_refused_with_the_way_that_is_taken() {
+        for (body, shown) in [
+            (json!({ "guided_json": {"type": "object"} }), r#"'structured_outputs': {"json": ...}"#),
+            (json!({ "json_schema": {"type": "object"} }), r#"'structured_outputs': {"json": ...}"#),
+            (json!({ "grammar": "root ::= \"a\"" }), r#"'structured_outputs': {"grammar": ...}"#),
+            (
+                json!({ "response_format": { "type": "regex", "pattern": "a" } }),
+                r#"'structured_outputs': {"regex": ...}"#,
+            ),
+            (
+                json!({ "response_format": { "type": "json_schema" } }),
+                r#"'json_schema': {"name": ..., "schema": ...}"#,
+            ),
+        ] {
+            let error = read_of(&body).unwrap_err().to_string();
+            assert!(error.contains(shown), "{body}: {error}");
+        }
     }
 
     #[test]

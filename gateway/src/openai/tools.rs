@@ -25,7 +25,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 use settings::ToolCallParser;
-use text::grammar::{Grammar, GrammarError, Thought};
+use text::grammar::{Enforcement, GrammarError, Thought};
 
 use self::{
     asked::{Input, Tool, Tools},
@@ -123,14 +123,13 @@ impl Calling {
     ) -> Result<Option<GrammarSource>, ApiError> {
         let format = self.answering.format;
         let announcement = format.announcement().and_then(|name| text.special_token(name));
-        let built =
-            grammar::of(&self.tools, format, announcement, answer.map(|structure| &structure.grammar));
         let field = if answer.is_some() { "tools' or 'response_format" } else { "tools" };
-        let source = |grammar: Grammar| {
-            let (source, parts) = (grammar.source_behind(thought)?.into(), self.inputs()?);
-            Ok(GrammarSource { source, field: field.to_owned(), param: "tools".to_owned(), parts })
-        };
-        let source = built.and_then(|grammar| grammar.map(source).transpose());
+        let source = grammar::of(&self.tools, format, announcement, answer).and_then(|built| {
+            let Some((grammar, warnings)) = built else { return Ok(None) };
+            let source = grammar.source_behind(thought, Enforcement::Strict)?.text;
+            let source = GrammarSource::new(source, field).with_warnings(warnings);
+            Ok(Some(GrammarSource { param: "tools".to_owned(), parts: self.inputs()?, ..source }))
+        });
         if !matches!(source, Ok(None)) {
             self.answering.untagged = Untagged::Text;
         }
@@ -146,14 +145,12 @@ impl Calling {
     /// The grammars of custom tools' inputs, each with the field that asks for it.
     fn inputs(&self) -> Result<Vec<GrammarSource>, GrammarError> {
         let input = |tool: &Tool| match &tool.input {
-            Some(Input::Grammar { field, grammar }) => Some((field.clone(), grammar.source())),
+            Some(Input::Grammar { field, grammar }) => {
+                Some(grammar.source().map(|source| GrammarSource::new(source, field)))
+            }
             _ => None,
         };
-        let inputs = self.tools.callable().filter_map(input);
-        let source = |(field, source): (String, Result<String, GrammarError>)| {
-            Ok(GrammarSource { source: source?.into(), param: field.clone(), field, parts: Vec::new() })
-        };
-        inputs.map(source).collect()
+        self.tools.callable().filter_map(input).collect()
     }
 }
 

@@ -2,7 +2,7 @@
 
 use serde::{Serialize, Serializer, ser::SerializeMap as _};
 
-use super::tools::found::CallKind;
+use super::{structured::FormWarning, tools::found::CallKind};
 use crate::usage::{FinishReason, Usage};
 
 /// What every answer about a generation carries.
@@ -34,6 +34,9 @@ pub struct Body<'a, C> {
     /// `None` leaves the field out, `Some(None)` sends null.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<Option<Usage>>,
+    /// What of its form the answer need not keep to; in a stream, at its end.
+    #[serde(skip_serializing_if = "<[FormWarning]>::is_empty")]
+    pub warnings: &'a [FormWarning],
 }
 
 /// What is told of a prompt where that was asked for, as vLLM tells it.

@@ -1,120 +1,159 @@
-//! What becomes of a schema before the library sees it.
+//! What becomes of a JSON schema before the library sees it: rewritten to keywords that the library holds.
+//!
+//! The library (`llguidance`) knows about half of JSON Schema's keywords and refuses the others. A rewrite here allows the
+//! same values as the schema did, or fewer where a value would have no end; never more without a [`Warning`].
+//!
+//! # Layout
+//!
+//! - `walk`: which keyword holds schemas, and the way through all of them.
+//! - `numbers`, `texts` (with `formats` and `patterns`), `arrays`, `objects`, `properties`: keywords of one type each.
+//! - `logic`: `oneOf`, `not`, `if`, with `cases`, `negation` and `disjoint`.
+//! - `references`: where a `$ref` leads. `ends`: whether any value is finite. `values`: small questions about a schema.
+
+mod arrays;
+mod cases;
+mod disjoint;
+mod ends;
+mod formats;
+mod logic;
+mod negation;
+mod numbers;
+mod objects;
+mod patterns;
+mod properties;
+mod references;
+#[cfg(test)]
+mod tests;
+mod texts;
+mod values;
+mod walk;
 
 use serde_json::{Map, Value, json};
 
+use self::references::Document;
 use super::GrammarError;
 
 /// White space between two parts of a JSON text: enough to indent it, and an end to it.
 const WHITE_SPACE: &str = r"[\x20\x0A\x0D\x09]{1,32}";
 
-/// Largest `multipleOf`: the library counts remainders in 32 bits.
-pub(super) const MAX_MULTIPLE: f64 = 1e6;
-
 /// What a schema may say to the library and not to us: it would take back what is promised of every schema.
 pub(super) const LIBRARY_OPTIONS: &str = "x-guidance";
 
-/// Formats that say what a text is for, and that any text has: as Pydantic and OpenAPI write them.
-const ANY_TEXT: [&str; 5] = ["path", "file-path", "directory-path", "password", "binary"];
+/// Most schemas within one that a rewrite may lead to.
+const MAX_NODES: usize = 20_000;
 
-/// Smallest bound of integers: the library turns its sign in 64 bits, of which this is the last that a float holds. What is bounded by less
-/// keeps to less.
-const MIN_INTEGER: i64 = -(i64::MAX - 1023);
-
-/// Keywords whose values are no schemas and hold none.
-const NO_SCHEMAS: [&str; 4] = ["const", "enum", "default", "examples"];
-
-/// A schema as a rule's part of Lark.
-///
-/// # Errors
-/// It sets the library's own options.
-pub fn lark_json(schema: &Value) -> Result<String, GrammarError> {
-    Ok(format!("%json {}", prepared(schema)?))
+/// What happens to a keyword that cannot be held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Enforcement {
+    /// The schema is refused, by the keyword's name.
+    #[default]
+    Strict,
+    /// The keyword is dropped, with a [`Warning`].
+    BestEffort,
 }
 
-/// `schema` with an end to white space: an answer of it always gets on. And without what any answer keeps to.
-pub(super) fn prepared(schema: &Value) -> Result<Value, GrammarError> {
+/// A keyword that an answer need not keep to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Warning {
+    /// Where the keyword stands, as a JSON pointer (`/properties/name`); empty at the root.
+    pub path: String,
+    /// The keyword.
+    pub keyword: String,
+    /// Why, and what to write instead.
+    pub message: String,
+}
+
+impl std::fmt::Display for Warning {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { path, keyword, message } = self;
+        let place = if path.is_empty() { "the root of the schema" } else { path };
+        write!(f, "'{keyword}' at {place} cannot be held: {message}")
+    }
+}
+
+/// A schema as a rule's part of Lark, and what an answer need not keep to.
+///
+/// # Errors
+/// See [`prepared`].
+pub fn lark_json(schema: &Value, enforcement: Enforcement) -> Result<(String, Vec<Warning>), GrammarError> {
+    let (schema, warnings) = prepared(schema, enforcement)?;
+    Ok((format!("%json {schema}"), warnings))
+}
+
+/// `schema` in keywords that the library holds, with an end to white space.
+///
+/// # Errors
+/// The schema sets the library's own options, allows no finite value, or holds what is refused under `enforcement`.
+pub(super) fn prepared(
+    schema: &Value,
+    enforcement: Enforcement,
+) -> Result<(Value, Vec<Warning>), GrammarError> {
     let mut schema = match schema {
         Value::Bool(true) => json!({}),
         other => other.clone(),
     };
+    let Value::Object(map) = &mut schema else { return Ok((schema, Vec::new())) };
+    if map.contains_key(LIBRARY_OPTIONS) {
+        return Err(GrammarError::LibraryOptions);
+    }
+    // The library takes keywords of later drafts for annotations where an earlier draft is named.
+    map.remove("$schema");
+    references::hoist(&mut schema);
+    let mut preparation = Preparation::new(&schema, enforcement);
+    preparation.schema(&mut schema)?;
+    ends::prune(&mut schema)?;
     if let Value::Object(map) = &mut schema {
-        if map.contains_key(LIBRARY_OPTIONS) {
-            return Err(GrammarError::LibraryOptions);
-        }
-        read(map)?;
         map.insert(LIBRARY_OPTIONS.to_owned(), json!({ "whitespace_pattern": WHITE_SPACE }));
     }
-    Ok(schema)
+    Ok((schema, preparation.warnings))
 }
 
-/// Refuses a step of numbers that is too large, and takes away what anything keeps to, wherever in the schema it stands.
-fn read(map: &mut Map<String, Value>) -> Result<(), GrammarError> {
-    let multiple = map.get("multipleOf").and_then(Value::as_f64);
-    if multiple.is_some_and(|multiple| multiple > MAX_MULTIPLE) {
-        return Err(GrammarError::Multiple);
+/// The way of one schema through all rewrites.
+struct Preparation {
+    enforcement: Enforcement,
+    warnings: Vec<Warning>,
+    /// Names and indices from the root to the schema at hand.
+    path: Vec<String>,
+    /// The schema as it was sent, for references.
+    document: Document,
+    nodes: usize,
+    steps: numbers::Steps,
+}
+
+impl Preparation {
+    fn new(root: &Value, enforcement: Enforcement) -> Self {
+        Self {
+            enforcement,
+            warnings: Vec::new(),
+            path: Vec::new(),
+            document: Document::new(root),
+            nodes: 0,
+            steps: numbers::Steps::of(root),
+        }
     }
-    if map.get("format").and_then(Value::as_str).is_some_and(|format| ANY_TEXT.contains(&format)) {
-        map.remove("format");
-    }
-    if map.get("uniqueItems") == Some(&Value::Bool(false)) {
-        map.remove("uniqueItems");
-    }
-    if map.get("type") == Some(&Value::from("integer")) {
-        for key in ["minimum", "exclusiveMinimum"] {
-            if let Some(bound) = map.get_mut(key)
-                && bound.as_f64().is_some_and(|bound| bound < MIN_INTEGER as f64)
-            {
-                *bound = MIN_INTEGER.into();
+
+    /// Refuses `keyword` of the schema at hand, or notes that it is dropped.
+    fn cannot_hold(&mut self, keyword: &str, message: impl Into<String>) -> Result<(), GrammarError> {
+        let escaped = self.path.iter().map(|part| part.replace('~', "~0").replace('/', "~1"));
+        let path = escaped.map(|part| format!("/{part}")).collect();
+        let warning = Warning { path, keyword: keyword.to_owned(), message: message.into() };
+        match self.enforcement {
+            Enforcement::Strict => Err(GrammarError::Keyword(warning)),
+            Enforcement::BestEffort => {
+                self.warnings.push(warning);
+                Ok(())
             }
         }
     }
-    let inner = map.iter_mut().filter(|(key, _)| !NO_SCHEMAS.contains(&key.as_str()));
-    inner.map(|(_, value)| value).try_for_each(within)
-}
 
-fn within(value: &mut Value) -> Result<(), GrammarError> {
-    match value {
-        Value::Array(items) => items.iter_mut().try_for_each(within),
-        Value::Object(map) => read(map),
-        _ => Ok(()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_anything_keeps_to_is_taken_away_and_nothing_else() {
-        let schema = json!({
-            "properties": {
-                "list": { "type": "array", "uniqueItems": true },
-                "format": { "type": "string", "format": "password" },
-                "when": { "type": "string", "format": "date" },
-                "like": { "const": { "format": "path" } },
-            },
-        });
-        let mut prepared = prepared(&schema).unwrap();
-        prepared.as_object_mut().unwrap().remove(LIBRARY_OPTIONS);
-        let mut expected = schema;
-        expected["properties"]["format"].as_object_mut().unwrap().remove("format");
-        assert_eq!(prepared, expected);
-    }
-
-    #[test]
-    fn integers_of_64_bits_have_a_bound_that_the_library_takes() {
-        let schema =
-            json!({ "type": "integer", "minimum": i64::MIN, "maximum": i64::MAX, "uniqueItems": false });
-        let prepared = prepared(&schema).unwrap();
-        assert_eq!(prepared["minimum"], MIN_INTEGER);
-        assert_eq!(prepared["maximum"], i64::MAX);
-        assert!(prepared.get("uniqueItems").is_none());
-    }
-
-    #[test]
-    fn a_step_that_is_too_large_is_refused_wherever_it_stands() {
-        let schema = json!({ "anyOf": [{ "items": { "multipleOf": 1e7 } }] });
-        assert_eq!(prepared(&schema), Err(GrammarError::Multiple));
-        assert!(prepared(&json!({ "default": { "multipleOf": 1e7 } })).is_ok());
+    /// Takes `keyword` out of `map`, refused or noted.
+    fn drop_keyword(
+        &mut self,
+        map: &mut Map<String, Value>,
+        keyword: &str,
+        message: impl Into<String>,
+    ) -> Result<(), GrammarError> {
+        map.remove(keyword);
+        self.cannot_hold(keyword, message)
     }
 }

@@ -4,7 +4,7 @@ use std::thread;
 
 use base_executor::grammars::Helpers;
 use serde_json::{Value, json};
-use text::grammar::{Grammar, Tag, Thought, TokenBytes, Tokens};
+use text::grammar::{Enforcement, Grammar, Tag, Thought, TokenBytes, Tokens};
 
 use super::*;
 use crate::planted::Planted;
@@ -84,7 +84,7 @@ fn person(thinks: bool) -> String {
         "type": "object", "properties": properties, "required": ["name", "ages"], "additionalProperties": false
     });
     let thought = Thought { open: None, close: Tag { name: CLOSE, token: None } };
-    Grammar::Json(schema).source_behind(thinks.then_some(thought)).unwrap()
+    Grammar::Json(schema).source_behind(thinks.then_some(thought), Enforcement::Strict).unwrap().text
 }
 
 /// A request that is drawn, and has to be of a form if it is an even one.

@@ -3,7 +3,7 @@
 use serde::Serialize;
 use serde_json::Value;
 
-use super::request::Asked;
+use super::{super::structured::FormWarning, request::Asked};
 use crate::{
     errors::ApiError,
     usage::{CompletionTokensDetails, PromptTokensDetails, Usage},
@@ -36,6 +36,9 @@ pub(super) struct Object<'a> {
     pub(super) error: Option<Failure>,
     pub(super) incomplete_details: Option<Incomplete>,
     pub(super) usage: Option<Tokens>,
+    /// What of its form the answer need not keep to, once it is over.
+    #[serde(skip_serializing_if = "<[FormWarning]>::is_empty")]
+    pub(super) warnings: &'a [FormWarning],
     #[serde(flatten)]
     pub(super) asked: &'a Asked,
 }

@@ -102,6 +102,7 @@ impl Writing {
             incomplete_details: (status == Status::Incomplete)
                 .then_some(Incomplete { reason: "max_output_tokens" }),
             usage: is_over.then(|| answer.usage().into()),
+            warnings: if is_over { answer.job.warnings() } else { &[] },
             asked: &self.asked,
         }
     }

@@ -7,9 +7,10 @@ mod keywords;
 use std::fmt::Write as _;
 
 use serde_json::{Value, json};
-use text::grammar::{Grammar, GrammarError, lark_json, lark_string};
+use text::grammar::{Enforcement, Grammar, GrammarError, lark_json, lark_source, lark_string};
 
 use super::{
+    super::structured::{FormWarning, Structure},
     asked::{Calls, Choice, INPUT, Input, Strictness, Tool, Tools},
     format::Format,
 };
@@ -49,7 +50,8 @@ pub enum CallsError {
 }
 
 /// The grammar of answers with calls as `tools` wants them; where none are called `answer` says what they look like. `None`: nothing
-/// has to be as it is. `announcement` is the token that announces calls, where it is one.
+/// has to be as it is. `announcement` is the token that announces calls, where it is one. With it comes what of the schemas need not be
+/// kept to.
 ///
 /// # Errors
 /// See [`CallsError`].
@@ -57,26 +59,26 @@ pub fn of(
     tools: &Tools,
     format: Format,
     announcement: Option<u32>,
-    answer: Option<&Grammar>,
-) -> Result<Option<Grammar>, CallsError> {
+    answer: Option<&Structure>,
+) -> Result<Option<(Grammar, Vec<FormWarning>)>, CallsError> {
     let is_free = tools.choice == Choice::Auto && !tools.are_formed() && answer.is_none();
     if is_free {
         return Ok(None);
     }
     let announcement = Announcement::of(format, announcement);
-    let mut rules = Rules { format, source: String::new() };
+    let mut rules = Rules { format, source: String::new(), warnings: Vec::new() };
     let ways = rules.ways(tools, &announcement.source)?;
     let start = match (&tools.choice, answer) {
         (Choice::Auto, None) => rules.text_or_calls(&announcement, tools.calls, ways),
-        (Choice::Auto, Some(Grammar::Json(schema))) => {
-            rules.add("answer", &lark_json(schema)?);
+        (Choice::Auto, Some(Structure { grammar: Grammar::Json(schema), field, enforcement })) => {
+            rules.json("answer", schema, (field, *enforcement))?;
             format!("answer | {}", ways.any())
         }
         (Choice::Auto, Some(_)) => return Err(CallsError::Beside),
         (Choice::Required | Choice::Named(_), _) => ways.any(),
     };
     rules.add("start", &start);
-    Ok(Some(Grammar::Lark(rules.source)))
+    Ok(Some((Grammar::Rules(rules.source), rules.warnings)))
 }
 
 /// Which calls an answer may have. The input of a custom tool goes to the answer's end, since any text may be in it: such a call is
@@ -192,9 +194,19 @@ fn lark_expression(expression: &str) -> String {
     written
 }
 
+/// The parameters of `tool` as a field of the request, and what becomes of keywords that cannot be held.
+fn parameters_of(tool: &Tool) -> (String, Enforcement) {
+    let enforcement = match tool.strictness {
+        Strictness::Strict => Enforcement::Strict,
+        Strictness::Free => Enforcement::BestEffort,
+    };
+    (format!("tools.{}.parameters", tool.name), enforcement)
+}
+
 struct Rules {
     format: Format,
     source: String,
+    warnings: Vec<FormWarning>,
 }
 
 impl Rules {
@@ -208,7 +220,7 @@ impl Rules {
         let (mut functions, mut custom) = (Vec::new(), Vec::new());
         for (index, tool) in tools.callable().enumerate() {
             if let Some(input) = &tool.input {
-                self.input_call(index, tool, input);
+                self.input_call(index, tool, input)?;
                 custom.push(format!("input_call_{index}"));
             } else {
                 self.call(index, tool, &tools.choice)?;
@@ -228,7 +240,7 @@ impl Rules {
     }
 
     /// A call of a custom tool, with its input up to the answer's end.
-    fn input_call(&mut self, index: usize, tool: &Tool, input: &Input) {
+    fn input_call(&mut self, index: usize, tool: &Tool, input: &Input) -> Result<(), CallsError> {
         let name = Value::from(tool.name.as_str());
         let before = match self.format {
             Format::Pythonic => format!("{}(\n", tool.name),
@@ -238,11 +250,27 @@ impl Rules {
             }
         };
         let text = match input {
-            Input::Grammar { grammar: Grammar::Lark(source), .. } => format!("%lark {{\n{source}\n}}"),
+            Input::Grammar { grammar: Grammar::Lark(source), .. } => {
+                format!("%lark {{\n{}\n}}", lark_source(source)?)
+            }
             Input::Grammar { grammar: Grammar::Regex(expression), .. } => lark_expression(expression),
             _ => "/(?s:.*)/".to_owned(),
         };
         self.add(&format!("input_call_{index}"), &format!("{} {text}", lark_string(&before)));
+        Ok(())
+    }
+
+    /// Adds a JSON text that `schema` allows, which stands in a field of the request.
+    fn json(
+        &mut self,
+        name: &str,
+        schema: &Value,
+        (field, enforcement): (&str, Enforcement),
+    ) -> Result<(), GrammarError> {
+        let (rule, warnings) = lark_json(schema, enforcement)?;
+        self.add(name, &rule);
+        self.warnings.extend(warnings.into_iter().map(|warning| FormWarning::of(field, warning)));
+        Ok(())
     }
 
     /// Text in which, or behind which, calls may come.
@@ -311,12 +339,12 @@ impl Rules {
             (Format::Pythonic | Format::Qwen3Coder, true) => self.any_keywords(&arguments),
             (Format::Pythonic | Format::Qwen3Coder, false) => self.keywords(&arguments, tool),
             (_, true) => {
-                self.add(&arguments, &lark_json(&json!({ "type": "object" }))?);
-                Ok(())
+                let any = json!({ "type": "object" });
+                Ok(self.json(&arguments, &any, ("tools", Enforcement::Strict))?)
             }
             (_, false) => {
-                self.add(&arguments, &lark_json(&tool.parameters)?);
-                Ok(())
+                let (field, enforcement) = parameters_of(tool);
+                Ok(self.json(&arguments, &tool.parameters, (&field, enforcement))?)
             }
         }
     }

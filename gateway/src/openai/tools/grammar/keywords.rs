@@ -2,11 +2,11 @@
 //! values, which such models read and write as well; or in tags, where texts stand in no quotes.
 
 use serde_json::{Map, Value, json};
-use text::grammar::{lark_json, lark_string};
+use text::grammar::{Enforcement, lark_string};
 
 use super::{
     super::{asked::Tool, format::Format, kinds::Kinds},
-    CallsError, Rules, without,
+    CallsError, Rules, parameters_of, without,
 };
 
 /// What a schema of arguments may say.
@@ -57,7 +57,7 @@ impl Rules {
         } else {
             self.add(rule, &format!("({rule}_one (\", \" {rule}_one)*)?"));
             self.add(&format!("{rule}_one"), &format!("/[A-Za-z_][A-Za-z0-9_]*/ \"=\" {value}"));
-            self.add(&value, &lark_json(&json!({}))?);
+            self.json(&value, &json!({}), ("tools", Enforcement::Strict))?;
         }
         Ok(())
     }
@@ -95,14 +95,16 @@ impl Rules {
 
     /// A value that `schema` takes, with what ends it.
     fn value(&mut self, rule: &str, (tool, key): (&Tool, &str), schema: &Value) -> Result<(), CallsError> {
+        let (field, enforcement) = parameters_of(tool);
+        let (field, whole) =
+            (format!("{field}/properties/{key}"), with_definitions(schema, &tool.parameters));
         if self.format != Format::Qwen3Coder {
-            self.add(rule, &lark_json(&with_definitions(schema, &tool.parameters))?);
-            return Ok(());
+            return Ok(self.json(rule, &whole, (&field, enforcement))?);
         }
         let takes = Kinds::of(schema, &tool.parameters);
         if !takes.hold_texts() {
             let json = format!("{rule}_json");
-            self.add(&json, &lark_json(&with_definitions(schema, &tool.parameters))?);
+            self.json(&json, &whole, (&field, enforcement))?;
             self.add(rule, &format!("{json} {}", lark_string(END_OF_VALUE)));
             return Ok(());
         }

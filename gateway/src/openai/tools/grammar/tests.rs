@@ -89,7 +89,7 @@ fn calls_that_are_required_keep_to_their_schemas_in_every_format() {
     for format in Format::ALL {
         let announced = (format == Format::Mistral).then_some(ANNOUNCED);
         for (more, seeds) in [(json!({ "tool_choice": "required" }), 0..6), (named.clone(), 6..9)] {
-            let grammar = of(&tools(&more), format, announced, None).unwrap().unwrap();
+            let (grammar, _) = of(&tools(&more), format, announced, None).unwrap().unwrap();
             for seed in seeds {
                 let calls = calls_of(format, &walk(&grammars, &grammar, seed));
                 assert!(!calls.is_empty(), "{format:?}");
@@ -105,7 +105,7 @@ fn where_a_function_is_strict_text_is_free_and_calls_are_not() {
     let grammars = grammars();
     for format in Format::ALL {
         for announced in [None, (format == Format::Mistral).then_some(ANNOUNCED)] {
-            let grammar = of(&tools(&json!({})), format, announced, None).unwrap().unwrap();
+            let (grammar, _) = of(&tools(&json!({})), format, announced, None).unwrap().unwrap();
             let mut matcher = grammars.compile(&grammar.source().unwrap()).unwrap();
             let set = matcher.allowed().unwrap();
             assert!(
@@ -143,12 +143,13 @@ fn beside_text_nothing_has_to_be_as_it_is_unless_somebody_wants_it() {
     let mut free = tools(&json!({}));
     free.list.iter_mut().for_each(|tool| tool.strictness = Strictness::Free);
     assert_eq!(of(&free, Format::Hermes, None, None), Ok(None));
-    let answer = Grammar::Json(json!({ "type": "integer", "minimum": 0, "maximum": 9 }));
-    let grammar = of(&free, Format::Hermes, None, Some(&answer)).unwrap().unwrap();
+    let structure = |grammar| Structure::strict("response_format", grammar);
+    let answer = structure(Grammar::Json(json!({ "type": "integer", "minimum": 0, "maximum": 9 })));
+    let (grammar, _) = of(&free, Format::Hermes, None, Some(&answer)).unwrap().unwrap();
     let mut matcher = grammars().compile(&grammar.source().unwrap()).unwrap();
     let next = matcher.allowed().unwrap();
     assert!(next.contains(b'7'.into()) && next.contains(b'<'.into()) && !next.contains(b'a'.into()));
-    let other = Grammar::Regex("a".into());
+    let other = structure(Grammar::Regex("a".into()));
     assert_eq!(of(&free, Format::Hermes, None, Some(&other)), Err(CallsError::Beside));
     free.choice = Choice::Required;
     free.list[0].parameters = json!({ "anyOf": [] });
@@ -167,7 +168,7 @@ fn beside_a_strict_function_a_free_one_takes_any_arguments() {
             "<tool_call>\n<function=now>\n<parameter=a>\n[1]\n</parameter>\n</function>\n</tool_call>",
         ),
     ] {
-        let grammar = of(&tools(&json!({})), format, None, None).unwrap().unwrap();
+        let (grammar, _) = of(&tools(&json!({})), format, None, None).unwrap().unwrap();
         let mut matcher = grammars.compile(&grammar.source().unwrap()).unwrap();
         for byte in call.bytes() {
             matcher.accept(byte.into()).unwrap_or_else(|error| panic!("{format:?} {call}: {error}"));
@@ -182,7 +183,7 @@ fn texts_in_no_quotes_keep_to_what_can_be_kept_to_and_the_rest_is_refused_by_nam
         let mut tools = tools(&json!({ "tool_choice": "required" }));
         tools.list.truncate(1);
         tools.list[0].parameters = parameters;
-        of(&tools, Format::Qwen3Coder, None, None).map(|grammar| grammar.unwrap().source().unwrap())
+        of(&tools, Format::Qwen3Coder, None, None).map(|built| built.unwrap().0.source().unwrap())
     };
     let text = json!({ "type": "string", "minLength": 2, "maxLength": 3, "description": "two or three" });
     let optional = json!({ "anyOf": [{ "enum": ["a", "b"] }, { "type": "null" }], "default": null });

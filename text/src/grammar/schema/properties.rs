@@ -1,0 +1,133 @@
+//! Properties by pattern: with names where they are few, so that none comes twice and none is waited for in vain.
+
+use serde_json::{Map, Value};
+
+use super::{
+    super::GrammarError,
+    Preparation, patterns,
+    values::{allows_all, both},
+};
+
+/// Most patterns of one object: each is held against each.
+const MAX_PATTERNS: usize = 24;
+/// Most properties of which each choice is a case where they are counted.
+pub(super) const MAX_COUNTED: usize = 6;
+
+impl Preparation {
+    /// `patternProperties`: patterns that few names have are written out, one that all have is the schema of all others.
+    pub(super) fn pattern_properties(&mut self, map: &mut Map<String, Value>) -> Result<(), GrammarError> {
+        let Some(Value::Object(asked)) = map.remove("patternProperties") else { return Ok(()) };
+        let mut properties = match map.remove("properties") {
+            Some(Value::Object(properties)) => properties,
+            _ => Map::new(),
+        };
+        let (mut kept, mut of_all) = (Map::new(), Value::Bool(true));
+        for (pattern, schema) in asked {
+            if patterns::finds_all(&pattern) {
+                of_all = both(of_all, schema);
+                continue;
+            }
+            let plain = match patterns::plain(&pattern) {
+                Ok(plain) if plain.len() == 1 && kept.len() < MAX_PATTERNS => plain[0].clone(),
+                Ok(_) => {
+                    self.cannot_hold(
+                        "patternProperties",
+                        format!("'{pattern}' is one too many; write one pattern"),
+                    )?;
+                    continue;
+                }
+                Err(why) => {
+                    self.cannot_hold("patternProperties", why)?;
+                    continue;
+                }
+            };
+            match patterns::names(&plain).filter(|names| may_be_written_out(map, &properties, names)) {
+                Some(names) => names.into_iter().for_each(|name| join(&mut properties, name, schema.clone())),
+                None => self.keep(&mut kept, plain, schema)?,
+            }
+        }
+        if !allows_all(&of_all) {
+            for schema in properties.values_mut().chain(kept.values_mut()) {
+                *schema = both(schema.take(), of_all.clone());
+            }
+            map.insert("additionalProperties".to_owned(), of_all);
+        }
+        if !properties.is_empty() {
+            map.insert("properties".to_owned(), properties.into());
+        }
+        if !kept.is_empty() {
+            map.insert("patternProperties".to_owned(), kept.into());
+        }
+        Ok(())
+    }
+
+    /// Keeps a pattern that no name has together with another.
+    fn keep(
+        &mut self,
+        kept: &mut Map<String, Value>,
+        pattern: String,
+        schema: Value,
+    ) -> Result<(), GrammarError> {
+        let other = kept.iter().find(|(other, _)| !patterns::exclude_each_other(other, &pattern));
+        match other.map(|(other, _)| other.clone()) {
+            None => {
+                kept.insert(pattern, schema);
+                Ok(())
+            }
+            Some(other) => {
+                let message = format!(
+                    "a name may have both '{other}' and '{pattern}'; write patterns that exclude each other"
+                );
+                self.cannot_hold("patternProperties", message)
+            }
+        }
+    }
+}
+
+/// Whether names may become properties: where properties are counted, only few that may be left out.
+fn may_be_written_out(map: &Map<String, Value>, properties: &Map<String, Value>, names: &[String]) -> bool {
+    let is_counted = map.contains_key("minProperties") || map.contains_key("maxProperties");
+    let new = names.iter().filter(|name| !properties.contains_key(*name)).count();
+    !is_counted || new == 0 || properties.len() + new <= MAX_COUNTED
+}
+
+/// Adds what a property has to keep to.
+fn join(properties: &mut Map<String, Value>, name: String, schema: Value) {
+    let own = properties.get_mut(&name).map(Value::take);
+    let joined = match own {
+        Some(own) => both(own, schema),
+        None => schema,
+    };
+    properties.insert(name, joined);
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::{super::Enforcement, *};
+
+    #[test]
+    fn few_names_become_properties_and_one_for_all_becomes_the_others() {
+        let mut map = json!({
+            "properties": { "score": { "multipleOf": 5 }, "x": true },
+            "patternProperties": { "^score$": { "type": "integer" }, "^(a|b)$": { "type": "null" }, ".*": { "maximum": 9 } },
+            "additionalProperties": false,
+        });
+        let map = map.as_object_mut().unwrap();
+        Preparation::new(&json!({}), Enforcement::Strict).pattern_properties(map).unwrap();
+        let all = json!({ "maximum": 9 });
+        assert_eq!(
+            Value::Object(map.clone()),
+            json!({
+                "additionalProperties": all,
+                "properties": {
+                    "score": { "allOf": [{ "allOf": [{ "multipleOf": 5 }, { "type": "integer" }] }, all] },
+                    "x": all,
+                    "a": { "allOf": [{ "type": "null" }, all] },
+                    "b": { "allOf": [{ "type": "null" }, all] },
+                },
+            })
+        );
+    }
+}
