@@ -242,7 +242,7 @@ fn is_taken(grammars: &Grammars, format: Format, (custom, choice): (&Value, &Val
     let mut fields = Fields::of(body, "the body").unwrap();
     let tools = asked::read(&mut fields).unwrap().unwrap();
     let grammar = of(&tools, format, None, None).unwrap().unwrap();
-    let mut matcher = grammars.compile(&grammar.source().unwrap()).unwrap();
+    let mut matcher = grammars.compile(&grammar.0.source().unwrap()).unwrap();
     let taken = answer.bytes().try_for_each(|byte| matcher.accept(byte.into()));
     taken.is_ok() && matcher.allowed().unwrap().contains(END)
 }
@@ -289,7 +289,13 @@ fn a_thought_may_stand_before_a_call_of_a_custom_tool() {
     let tools = asked::read(&mut Fields::of(body, "the body").unwrap()).unwrap().unwrap();
     let close = text::grammar::Tag { name: "</think>", token: None };
     let thought = Some(text::grammar::Thought { open: None, close });
-    let source = of(&tools, Format::Hermes, None, None).unwrap().unwrap().source_behind(thought).unwrap();
+    let source = of(&tools, Format::Hermes, None, None)
+        .unwrap()
+        .unwrap()
+        .0
+        .source_behind(thought, Enforcement::Strict)
+        .unwrap()
+        .text;
     let mut matcher = grammars().compile(&source).unwrap();
     let answer = format!("hm</think>\n{}abc", before_input(Format::Hermes));
     for byte in answer.bytes() {
