@@ -270,7 +270,7 @@ mod tests {
             ),
             (
                 json!({ "response_format": { "type": "json_schema" } }),
-                r#"'json_schema': {"name": ..., "schema": ...}"#,
+                r#"json_schema': {"name": ..., "schema": ...}"#,
             ),
         ] {
             let error = read_of(&body).unwrap_err().to_string();

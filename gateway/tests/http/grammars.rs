@@ -10,7 +10,7 @@ use std::{
 };
 
 use gateway::keys::Keys;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use text::{
     grammar::{TokenBytes, Tokens},
     sandbox::{ARGUMENT, MEMORY_BYTES, Sandbox, SandboxError},
@@ -87,24 +87,32 @@ fn a_program_that_does_not_compile_is_no_verdict_on_a_grammar() {
     }
 }
 
-/// A schema whose compilation takes all of its time and more; each `number` has one of its own.
+/// Words of an enumeration that takes the compiler a while.
+const WORDS: usize = 15_000;
+
+/// A request for a grammar that takes long to compile and is beyond the library's limits then. Each `number` has one of its own.
 fn endless(number: usize) -> Value {
-    let multiples = (9_900..9_960).map(|multiple| {
-        (format!("p{number}_{multiple}"), json!({ "type": "integer", "multipleOf": multiple }))
-    });
-    json!({ "type": "object", "properties": multiples.collect::<Map<_, _>>() })
+    let words: Vec<String> = (0..WORDS).map(|word| format!("{word}-{number}")).collect();
+    let words = json!({ "enum": words });
+    let nothing = "/(a|b)*a(a|b){18}/ & ~/(a|b)*a(a|b){18}/";
+    let grammar = format!("start: words | NOTHING\nNOTHING: {nothing}\nwords: %json {words}");
+    asked("structured_outputs", json!({ "grammar": grammar }))
 }
 
-fn body(schema: &Value) -> Value {
-    json!({
-        "model": "base",
-        "messages": [{ "role": "user", "content": "hi" }],
-        "response_format": { "type": "json_schema", "json_schema": { "name": "n", "schema": schema } },
-    })
+/// A request for JSON that `schema` allows.
+fn formed(schema: &Value) -> Value {
+    let schema = json!({ "name": "n", "schema": schema });
+    asked("response_format", json!({ "type": "json_schema", "json_schema": schema }))
 }
 
-async fn ask(client: Client, schema: Value) -> Response {
-    client.post(CHAT, &body(&schema)).await
+fn asked(field: &str, form: Value) -> Value {
+    let mut body = json!({ "model": "base", "messages": [{ "role": "user", "content": "hi" }] });
+    body[field] = form;
+    body
+}
+
+async fn ask(client: Client, body: Value) -> Response {
+    client.post(CHAT, &body).await
 }
 
 async fn with_two_tenants() -> (Harness, Client, Client) {
@@ -117,13 +125,13 @@ async fn with_two_tenants() -> (Harness, Client, Client) {
 
 #[tokio::test]
 async fn schemas_that_take_the_whole_budget_are_refused_while_others_are_answered() {
-    const MANY: usize = 6;
+    const MANY: usize = 12;
     let (harness, alice, bob) = with_two_tenants().await;
     let ended = Arc::new(AtomicUsize::new(0));
     let mut endless_ones = JoinSet::new();
     for number in 0..MANY {
         // An escape in the key is no way around.
-        let body = body(&endless(number)).to_string().replace("response_format", "response_form\\u0061t");
+        let body = endless(number).to_string().replace("structured_outputs", "structured_output\\u0073");
         let (alice, ended) = (alice.clone(), Arc::clone(&ended));
         endless_ones.spawn(async move {
             let answer = alice.send("POST", CHAT, "application/json", &body).await;
@@ -134,14 +142,14 @@ async fn schemas_that_take_the_whole_budget_are_refused_while_others_are_answere
     for number in 0..3 {
         assert_eq!(harness.client.get("/health").await.status, 200);
         let schema = json!({ "type": "object", "properties": { format!("k{number}"): {} } });
-        assert_eq!(ask(bob.clone(), schema).await.status, 200);
+        assert_eq!(ask(bob.clone(), formed(&schema)).await.status, 200);
     }
     assert!(ended.load(SeqCst) < MANY, "others are answered first");
     while let Some(answer) = endless_ones.join_next().await {
         let answer = answer.unwrap();
         assert_eq!((answer.status, answer.code().as_str()), (400, "invalid_grammar"), "{}", answer.body);
     }
-    assert_eq!(ask(alice, json!({ "type": "object" })).await.status, 200);
+    assert_eq!(ask(alice, formed(&json!({ "type": "object" }))).await.status, 200);
 }
 
 #[tokio::test]
@@ -156,11 +164,11 @@ async fn a_tenant_with_too_many_grammars_that_wait_is_told_so_and_others_are_ser
         }
     };
     assert_eq!((full.status, full.code().as_str()), (429, "grammar_queue_full"), "{}", full.body);
-    assert_eq!(ask(bob, json!({ "type": "object", "properties": { "b": {} } })).await.status, 200);
+    assert_eq!(ask(bob, formed(&json!({ "type": "object", "properties": { "b": {} } }))).await.status, 200);
     // Nobody waits for these any more, so nobody compiles them.
     drop(many);
-    let schema = json!({ "type": "object", "properties": { "a": {} } });
-    eventually_async("there is room again", async || ask(alice.clone(), schema.clone()).await.status == 200)
+    let body = formed(&json!({ "type": "object", "properties": { "a": {} } }));
+    eventually_async("there is room again", async || ask(alice.clone(), body.clone()).await.status == 200)
         .await;
 }
 

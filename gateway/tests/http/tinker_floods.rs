@@ -73,14 +73,6 @@ impl Model {
         self.result(&promised).await.json()
     }
 
-    /// Names of the adapters of runs that are served, by the list of administrators.
-    async fn served(&self) -> Vec<String> {
-        let operator = self.client.with_key(OPERATOR);
-        let listed = operator.get("/v1/lora_adapters?runs=true").await.json();
-        let name = |adapter: &Value| adapter["name"].as_str().unwrap().to_owned();
-        listed["data"].as_array().unwrap().iter().map(name).collect()
-    }
-
     async fn result(&self, promised: &Response) -> Response {
         assert_eq!(promised.status, 200, "{}", promised.body);
         let request = json!({ "request_id": promised.json()["request_id"] });
@@ -113,6 +105,15 @@ fn batch(model: &str, seq: i32, tokens: usize) -> ForwardBackwardRequest {
         }],
         ..ForwardBackwardRequest::default()
     }
+}
+
+/// Names of the adapters of a tenant's runs that are served.
+async fn served(harness: &Harness, tenant: &str) -> Vec<String> {
+    let operator = harness.client.with_key(OPERATOR);
+    let listed = operator.get("/v1/lora_adapters?runs=true").await.json();
+    let is_served = |adapter: &&Value| adapter["tenant"] == tenant && adapter["state"] != "draining";
+    let listed = listed["data"].as_array().unwrap().iter().filter(is_served);
+    listed.map(|adapter| adapter["name"].as_str().unwrap().to_owned()).collect()
 }
 
 /// A gateway with two tenants and trainers for both, and who they are. The executor answers with `reply`.
@@ -265,13 +266,13 @@ async fn samples_that_never_end_hold_up_neither_the_sweep_nor_the_end_of_any_sna
         assert_eq!(mallory.client.post("/api/v1/asample", &sample).await.status, 200, "{sampler}");
     }
     eventually("both are sampled from", || harness.executor().generates().len() == 2).await;
-    assert_eq!(mallory.served().await.len(), 2);
+    assert_eq!(served(&harness, "mallory").await.len(), 2);
     let passing = harness.directory.path().join("state/tinker/passing");
     let is_empty = || std::fs::read_dir(&passing).map_or(true, |mut entries| entries.next().is_none());
     eventually("no adapter is left on its way", is_empty).await;
     std::fs::create_dir_all(passing.join("killed-0-0")).unwrap();
     mallory.end().await;
-    eventually_async("no snapshot is served", async || mallory.served().await.is_empty()).await;
+    eventually_async("no snapshot is served", async || served(&harness, "mallory").await.is_empty()).await;
     eventually("what a kill left behind is swept", is_empty).await;
     assert!(harness.executor().unloads().is_empty(), "both are still sampled from");
     assert_eq!(alice.create().await.status, 200);
@@ -284,12 +285,12 @@ async fn a_checkpoint_whose_deletion_nobody_waits_for_any_more_is_freed_all_the_
     assert_eq!(alice.create().await.status, 200);
     let path = alice.publish(1, json!({ "path": "kept" })).await["path"].as_str().unwrap().to_owned();
     let run = path.split('/').nth(2).unwrap().to_owned();
-    let ask = json!({ "model": alice.served().await[0], "prompt": "a", "stream": true });
+    let ask = json!({ "model": served(&harness, "alice").await[0], "prompt": "a", "stream": true });
     let reader = alice.client.open_post(COMPLETIONS, &ask).await;
     eventually("it is used", || harness.executor().generates().len() == 1).await;
     let route = format!("/api/v1/training_runs/{run}/checkpoints/sampler_weights/kept");
     let deletion = alice.client.open("DELETE", &route, "application/json", "").await;
-    eventually_async("it has no name any more", async || alice.served().await.is_empty()).await;
+    eventually_async("it has no name any more", async || served(&harness, "alice").await.is_empty()).await;
     drop(deletion);
     let watcher = harness.client.with_key(WATCHER);
     let has_left = async || {
