@@ -64,10 +64,13 @@ fn read(changes: &Value, entries: &Entries) -> Read {
     read_for(&tiny(), changes, entries)
 }
 
+/// What a wrapper makes of a tensor's name.
+type Rename = fn(&str) -> String;
+
 #[test]
 fn wrapped_names_are_the_same_adapter_of_the_same_generation() {
     let (expected, _) = read(&json!({}), &queries()).unwrap();
-    let renames: [(&str, fn(&str) -> String); 8] = [
+    let renames: [(&str, Rename); 8] = [
         ("an adapter's name", |name| name.replace(".weight", ".default.weight")),
         ("PEFT twice", |name| format!("base_model.model.{name}")),
         ("a compiled model", |name| format!("_orig_mod.{name}")),

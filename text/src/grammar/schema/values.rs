@@ -73,9 +73,8 @@ pub(super) fn other_types(left_out: &[&str]) -> Value {
 
 /// Adds what else a value has to keep to.
 pub(super) fn and(map: &mut Map<String, Value>, schema: Value) {
-    match map.entry("allOf").or_insert_with(|| json!([])) {
-        Value::Array(all) => all.push(schema),
-        _ => {}
+    if let Value::Array(all) = map.entry("allOf").or_insert_with(|| json!([])) {
+        all.push(schema);
     }
 }
 
