@@ -43,11 +43,14 @@ use text::{
     tokenizer::Tokenizer,
 };
 
-pub(crate) use self::guide::{Allowed, Guide};
 use self::{
     compiling::{Compile, Compilers},
-    looking::{Bell, Work},
+    looking::Work,
 };
+pub(crate) use self::{guide::Guide, looking::Allowed};
+
+/// Has the engine turn.
+type Bell = Arc<dyn Fn() + Send + Sync>;
 
 /// How long the compute thread waits for all looks of a step together, once the logits are there.
 pub const LOOK_BUDGET: Duration = Duration::from_millis(5);

@@ -18,7 +18,7 @@ use axum::{
 use http_body_util::LengthLimitError;
 use tokio::time::timeout;
 
-use crate::{app::App, caller::Caller, errors::ApiError, ollama, tenant_memory::Reservation};
+use crate::{app::App, caller::Caller, errors::ApiError, tenant_memory::Reservation};
 
 /// A body that says it is JSON, not longer than allowed. Browsers cannot send one to another site unasked. Ollama's routes take JSON
 /// of any type, unless a page of a browser sends it.
@@ -81,7 +81,12 @@ fn is(kind: Option<&str>, wanted: &str) -> bool {
 fn is_json_anyway(request: &Request) -> bool {
     let is_from_a_page =
         [header::ORIGIN.as_str(), "sec-fetch-site"].iter().any(|name| request.headers().contains_key(*name));
-    ollama::is_ours(request.uri().path()) && !is_from_a_page
+    is_of_ollama(request.uri().path()) && !is_from_a_page
+}
+
+/// Whether a path is one of Ollama's API; Tinker's routes stand below `/api/v1/`.
+pub(crate) fn is_of_ollama(path: &str) -> bool {
+    path.starts_with("/api/") && !path.starts_with("/api/v1/")
 }
 
 async fn read(request: Request, app: &Arc<App>) -> Result<JsonBody, ApiError> {

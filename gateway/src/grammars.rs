@@ -21,16 +21,7 @@ use text::{
 };
 use tokio::sync::{OnceCell, oneshot};
 
-use crate::{
-    errors::ApiError,
-    lock::lock,
-    openai::{
-        job::Job,
-        structured::{self, GrammarSource},
-    },
-    tenant_memory::TenantMemory,
-    text::Text,
-};
+use crate::{errors::ApiError, lock::lock, tenant_memory::TenantMemory, text::Text};
 
 /// Grammars of a tenant that wait to be compiled. Requests for one and the same grammar wait together, as one.
 const MAX_WAITING: usize = 64;
@@ -42,7 +33,7 @@ const VERDICTS: CacheLimits = CacheLimits { tenant_bytes: 256 << 10, total_bytes
 const VERDICT_BYTES: usize = 256;
 
 /// What came of a grammar that was compiled: nothing, or why it cannot be honoured.
-type Verdict = Result<(), String>;
+pub type Verdict = Result<(), String>;
 
 /// Where requests wait for the verdict of one grammar.
 type Cell = Arc<OnceCell<Verdict>>;
@@ -82,29 +73,26 @@ impl GrammarChecks {
         Self { program, memory, checker: Mutex::new(None) }
     }
 
-    /// Checks that the grammar of `job` can be honoured, if it has one.
+    /// Whether the grammar `source` of a tenant can be honoured over the vocabulary of `text`; `owner` names the tenant's caches.
     ///
     /// # Errors
-    /// The grammar cannot be honoured, takes more than the limits, or too many grammars of its tenant wait.
-    pub async fn check(&self, job: &Job) -> Result<(), ApiError> {
-        let Some(grammar) = &job.grammar else { return Ok(()) };
-        for grammar in grammar.parts.iter().chain([grammar]) {
-            self.check_one(job, grammar).await?;
-        }
-        Ok(())
-    }
-
-    async fn check_one(&self, job: &Job, grammar: &GrammarSource) -> Result<(), ApiError> {
-        let checker = self.checker(&job.serving.text)?;
-        let (owner, key) = (job.namespace.owner, *blake3::hash(grammar.source.as_bytes()).as_bytes());
+    /// That cannot be found out now: too many grammars of the tenant wait.
+    pub async fn check(
+        &self,
+        text: &Arc<dyn Text>,
+        (owner, tenant): (TenantId, &Arc<str>),
+        source: &Arc<str>,
+    ) -> Result<Verdict, ApiError> {
+        let checker = self.checker(text)?;
+        let key = *blake3::hash(source.as_bytes()).as_bytes();
         let cell = checker.cell(owner, key);
         let compile = || async {
-            let _held = self.memory.reserve(&job.tenant, grammar.source.len())?;
-            checker.compile(owner, Arc::clone(&grammar.source)).await
+            let _held = self.memory.reserve(tenant, source.len())?;
+            checker.compile(owner, Arc::clone(source)).await
         };
         let verdict = cell.get_or_try_init(compile).await?;
         checker.keep(owner, key, &cell, verdict);
-        verdict.as_ref().map_err(|why| structured::refused(&grammar.field, why).of(&grammar.param)).copied()
+        Ok(verdict.clone())
     }
 
     /// The one for the vocabulary of `text`.

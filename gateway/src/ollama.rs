@@ -33,11 +33,6 @@ use crate::{
     openai::{answer::Answer, ask::Ask, delivery::Delivery, frames, job::Job, params::Limits},
 };
 
-/// Whether a path is one of Ollama's; Tinker's stand below `/api/v1/`.
-pub(crate) fn is_ours(path: &str) -> bool {
-    path.starts_with("/api/") && !path.starts_with("/api/v1/")
-}
-
 /// `POST /api/chat`.
 pub async fn chat(State(app): State<Arc<App>>, ask: Ask) -> Result<Response, ApiError> {
     answer(&app, ask, Route::Chat, ChatBody::read).await

@@ -4,10 +4,12 @@
 //!
 //! - [`book`]: sessions, their models and samplers. [`desk`]: what one model is to do; [`worker`] does it, in the order of its
 //!   numbers.
-//! - [`places`]: who is to have the next trainer; `stage`: how a model gets one, and gives it to others.
+//! - [`places`]: who is to have the next trainer; `stage`: whether a model has one; `suspension`: how it gets
+//!   one, and gives it to others.
 //! - [`trainer`]: orders to the process that learns. [`batch`]: sequences on their way there and back; [`parts`]: how much a
 //!   request would take in memory.
 //! - [`promises`], [`outcome`]: requests whose answers are fetched later, and what comes of them.
+//! - [`expiry`]: when what is kept ends.
 //! - [`saved`]: names of what is kept, and where; [`kept`]: what there is; [`passages`]: adapters on their way from trainers to
 //!   the registry. [`wire`]: Tinker's messages in protobuf.
 //!
@@ -20,6 +22,7 @@
 pub mod batch;
 pub mod book;
 pub mod desk;
+pub mod expiry;
 pub mod kept;
 pub mod outcome;
 pub mod parts;
@@ -28,6 +31,7 @@ pub mod places;
 pub mod promises;
 pub mod saved;
 mod stage;
+mod suspension;
 pub mod trainer;
 pub mod wire;
 pub mod worker;

@@ -16,7 +16,7 @@ use text::{
 };
 use tokio::sync::oneshot;
 
-use super::{GuideError, Vocabulary, looking::Bell};
+use super::{Bell, GuideError, Vocabulary};
 
 /// Bytes of compiled grammars that are kept for the next request of the same tenant.
 const KEPT: CacheLimits = CacheLimits { tenant_bytes: 64 << 20, total_bytes: 256 << 20 };

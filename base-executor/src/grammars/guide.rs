@@ -11,40 +11,15 @@ use std::{
 };
 
 use ids::TenantId;
-use speculation::tree::{NodeId, TokenTree};
-use text::{
-    grammar::{MatchError, Matcher, TokenSet},
-    tenant_queue::TenantQueue,
-};
+use speculation::tree::TokenTree;
+use text::{grammar::Matcher, tenant_queue::TenantQueue};
 use tokio::sync::oneshot::{self, error::TryRecvError};
 
 use super::{
     GuideError,
     compiling::{Compile, Compiled},
-    looking::{Look, Looked, Work},
+    looking::{Allowed, Look, Looked, Work},
 };
-
-/// What may come next, and behind each drafted token.
-#[derive(Debug)]
-pub(crate) struct Allowed {
-    next: Result<TokenSet, MatchError>,
-    /// By node; `None` behind a token that may not come itself.
-    behind: Vec<Option<TokenSet>>,
-}
-
-impl Allowed {
-    pub(super) fn new(next: Result<TokenSet, MatchError>, behind: Vec<Option<TokenSet>>) -> Self {
-        Self { next, behind }
-    }
-
-    /// What may come behind `node` (`None`: behind the last token that was drawn).
-    pub(crate) fn at(&self, node: Option<NodeId>) -> Result<&TokenSet, GuideError> {
-        match node {
-            None => self.next.as_ref().map_err(|error| GuideError::Match(error.clone())),
-            Some(node) => self.behind.get(node.index()).and_then(Option::as_ref).ok_or(GuideError::Fault),
-        }
-    }
-}
 
 /// See the module's description.
 pub(crate) struct Guide {

@@ -16,13 +16,31 @@ use text::{
 };
 
 use super::{
-    GuideError,
+    Bell, GuideError,
     compiling::{Compile, Compilers},
-    guide::Allowed,
 };
 
-/// Has the engine turn.
-pub(super) type Bell = Arc<dyn Fn() + Send + Sync>;
+/// What may come next, and behind each drafted token.
+#[derive(Debug)]
+pub(crate) struct Allowed {
+    pub(super) next: Result<TokenSet, MatchError>,
+    /// By node; `None` behind a token that may not come itself.
+    behind: Vec<Option<TokenSet>>,
+}
+
+impl Allowed {
+    pub(super) fn new(next: Result<TokenSet, MatchError>, behind: Vec<Option<TokenSet>>) -> Self {
+        Self { next, behind }
+    }
+
+    /// What may come behind `node` (`None`: behind the last token that was drawn).
+    pub(crate) fn at(&self, node: Option<NodeId>) -> Result<&TokenSet, GuideError> {
+        match node {
+            None => self.next.as_ref().map_err(|error| GuideError::Match(error.clone())),
+            Some(node) => self.behind.get(node.index()).and_then(Option::as_ref).ok_or(GuideError::Fault),
+        }
+    }
+}
 
 /// A matcher behind the tokens that were drawn, and what may come there.
 pub(super) type Looked = Result<(Box<Matcher>, Allowed), GuideError>;

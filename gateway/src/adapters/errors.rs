@@ -2,9 +2,11 @@
 
 use std::{io, path::PathBuf};
 
-use super::{jail::JailError, names::RESERVED_PREFIX, store::StoreError};
+use super::{jail::JailError, store::StoreError};
 use crate::{executor::CallError, thread::ThreadError};
 
+/// How the names of adapters begin that come of models of Tinker's API. Names of this kind are swept with their model.
+pub(super) const RESERVED_PREFIX: &str = "tinker-";
 /// Longest name of an adapter, in bytes.
 pub(super) const MAX_NAME_BYTES: usize = 256;
 /// Most adapters of a sum.

@@ -1,9 +1,6 @@
 //! What adapters, and those who own them, may be called.
 
-use super::errors::{AdapterError, MAX_NAME_BYTES};
-
-/// How the names of adapters begin that come of models of Tinker's API. Names of this kind are swept with their model.
-pub(crate) const RESERVED_PREFIX: &str = "tinker-";
+use super::errors::{AdapterError, MAX_NAME_BYTES, RESERVED_PREFIX};
 
 /// Fails if an administrator cannot call an adapter so.
 pub(super) fn check_chosen_name(name: &str, base_name: &str) -> Result<(), AdapterError> {

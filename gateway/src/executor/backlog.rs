@@ -3,9 +3,6 @@
 
 use std::sync::{Arc, Mutex};
 
-use shmproto::message::{Output, TokenOutput};
-
-use super::link::Delivery;
 use crate::{
     lock::lock,
     tenant_memory::{MemoryFull, Reservation},
@@ -52,16 +49,6 @@ impl Backlog {
             let _ = kept.memory.resize(needed);
         }
     }
-}
-
-/// What an output takes until it is read.
-pub(super) fn bytes_of(output: &Output) -> usize {
-    let tokens = |tokens: &[TokenOutput]| {
-        let top = |token: &TokenOutput| size_of::<TokenOutput>() + size_of_val(&*token.top);
-        tokens.iter().map(top).sum::<usize>()
-    };
-    let numbers = size_of_val(&*output.provisional) + size_of_val(&*output.embedding);
-    size_of::<Delivery>() + tokens(&output.tokens) + tokens(&output.prompt) + numbers
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use shmproto::message::{AdapterLoaded, AdapterUnloaded, Output, RequestId, Stats, Welcome};
+use shmproto::message::{AdapterLoaded, AdapterUnloaded, Output, RequestId, Stats, TokenOutput, Welcome};
 use tokio::sync::{mpsc, oneshot};
 
 use super::{backlog::Backlog, errors::CallError, slots::Slot};
@@ -130,4 +130,14 @@ pub(super) fn lose(route: Route, epoch: u64) {
     let Route { sink, index, slot, .. } = route;
     // Fails only when the reader is gone.
     let _ = sink.try_send(Delivery { index, event: Event::Lost { epoch }, slot: Some(slot), bytes: 0 });
+}
+
+/// What an output takes until it is read.
+pub(super) fn bytes_of(output: &Output) -> usize {
+    let tokens = |tokens: &[TokenOutput]| {
+        let top = |token: &TokenOutput| size_of::<TokenOutput>() + size_of_val(&*token.top);
+        tokens.iter().map(top).sum::<usize>()
+    };
+    let numbers = size_of_val(&*output.provisional) + size_of_val(&*output.embedding);
+    size_of::<Delivery>() + tokens(&output.tokens) + tokens(&output.prompt) + numbers
 }

@@ -20,10 +20,9 @@ use tokio::{
 use zeromq::{DealerSendHalf, SocketEvent, SocketRecv as _, SocketSend as _, ZmqMessage};
 
 use super::{
-    backlog::bytes_of,
     errors::CallError,
     greeting::open,
-    link::{Answer, Command, Delivery, Event, Link, Route, lose, refuse},
+    link::{Answer, Command, Delivery, Event, Link, Route, bytes_of, lose, refuse},
     slots::{Capacity, Slots},
     wire::{Peer, Wire, read},
 };

@@ -9,12 +9,12 @@ use axum::{
 };
 use serde_json::json;
 
-use super::is_ours;
+use crate::body::is_of_ollama;
 use crate::errors::Said;
 
 /// Says errors about Ollama's paths as Ollama says them, whoever made them.
 pub(crate) async fn reshape(request: Request, next: Next) -> Response {
-    let is_ours = is_ours(request.uri().path());
+    let is_ours = is_of_ollama(request.uri().path());
     let mut response = next.run(request).await;
     match response.extensions_mut().remove::<Said>() {
         Some(Said(text)) if is_ours => {

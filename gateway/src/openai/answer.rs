@@ -11,6 +11,7 @@ use super::{
     job::{Echo, Job, Kind},
     reasoning::{Reasoning, scan::Scanner as ThoughtScanner},
     session::Session,
+    structured,
     tools::{self, Answering, scan::Scanner},
     types::Envelope,
 };
@@ -92,7 +93,7 @@ impl Answer {
     /// Starts `job`, on the executor that is chosen for it, once its grammar is known to be good and its adapter is there.
     pub async fn start(app: &App, job: Job) -> Result<Self, ApiError> {
         app.turns.check_size(job.choices())?;
-        app.grammars.check(&job).await?;
+        check_grammar(app, &job).await?;
         let slots: Vec<Slot> = (0..job.choices()).map(|_| Slot::new(&job)).collect();
         let session = Session::start(app, &job).await?;
         let prefix = match job.kind {
@@ -373,4 +374,15 @@ fn likeliest(scores: &[TokenOutput], most: u32) -> Vec<TokenOutput> {
         TokenOutput { top, ..*score }
     };
     scores.iter().map(cut).collect()
+}
+
+/// Checks that the grammar of `job` can be honoured, if it has one.
+async fn check_grammar(app: &App, job: &Job) -> Result<(), ApiError> {
+    let Some(grammar) = &job.grammar else { return Ok(()) };
+    for grammar in grammar.parts.iter().chain([grammar]) {
+        let whose = (job.namespace.owner, &job.tenant);
+        let verdict = app.grammars.check(&job.serving.text, whose, &grammar.source).await?;
+        verdict.map_err(|why| structured::refused(&grammar.field, &why).of(&grammar.param))?;
+    }
+    Ok(())
 }

@@ -10,11 +10,11 @@ use std::{
 use serde::{Deserialize, Serialize};
 use training_protocol::session::{Lora, Refusal};
 
-use super::saved;
-use crate::{
-    adapters::{Entry, table::Table},
-    clock::seconds_since_1970,
+use super::{
+    expiry::{self, expires_at, is_over},
+    saved,
 };
+use crate::adapters::{Entry, table::Table};
 
 /// Most states that a tenant keeps.
 const MAX_STATES: usize = 1024;
@@ -22,8 +22,6 @@ const MAX_STATES: usize = 1024;
 const ABOUT: &str = "about.json";
 /// The same while it is written.
 const PARTIAL_ABOUT: &str = "about.json.partial";
-/// When a state ends, in seconds since 1970; there is no such file of a state that stays.
-const EXPIRES: &str = "expires";
 
 /// What a state is of.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -173,7 +171,7 @@ impl States {
         if count < MAX_STATES && bytes < limit {
             if directory.exists() {
                 // A sweep must not remove what is about to be written.
-                Self::set_expiry(&directory, None).map_err(failed)?;
+                expiry::set(&directory, None).map_err(failed)?;
             }
             return Ok(directory);
         }
@@ -193,27 +191,6 @@ impl States {
     pub fn has(&self, tenant: &str, run: &str, name: &str) -> bool {
         let directory = self.directory(tenant, run, name);
         directory.exists() && !is_over(expires_at(&directory))
-    }
-
-    /// Lets a state end at a time, in seconds since 1970, or never. Durable when this returns.
-    ///
-    /// # Errors
-    /// That cannot be written.
-    pub fn set_expiry(directory: &Path, at: Option<u64>) -> io::Result<()> {
-        let path = directory.join(EXPIRES);
-        match at {
-            None => match fs::remove_file(&path) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                _ => {}
-            },
-            Some(at) => {
-                let fresh = directory.join(format!("{EXPIRES}.new"));
-                fs::write(&fresh, at.to_string())?;
-                File::open(&fresh)?.sync_all()?;
-                fs::rename(&fresh, &path)?;
-            }
-        }
-        File::open(directory)?.sync_all()
     }
 
     /// Removes states of all tenants whose time is over.
@@ -296,15 +273,6 @@ fn entries(directory: &Path) -> io::Result<Vec<PathBuf>> {
     }
 }
 
-/// When the state in a directory ends, in seconds since 1970.
-fn expires_at(directory: &Path) -> Option<u64> {
-    fs::read_to_string(directory.join(EXPIRES)).ok()?.parse().ok()
-}
-
-fn is_over(expires_at: Option<u64>) -> bool {
-    expires_at.is_some_and(|at| at <= seconds_since_1970())
-}
-
 fn state_at(directory: &Path) -> io::Result<Checkpoint> {
     let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let (mut bytes, mut at) = (0, None);
@@ -328,6 +296,7 @@ fn state_at(directory: &Path) -> io::Result<Checkpoint> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::clock::seconds_since_1970;
 
     #[test]
     fn states_are_listed_with_what_they_take_and_taken_away() {
@@ -365,10 +334,10 @@ mod tests {
             directory
         });
         let later = seconds_since_1970() + 3600;
-        States::set_expiry(&directories[1], Some(later)).unwrap();
+        expiry::set(&directories[1], Some(later)).unwrap();
         assert!(states.make_room("alice", "r-0", "another", false).is_err());
         for at in [None, Some(1)] {
-            States::set_expiry(&directories[0], at).unwrap();
+            expiry::set(&directories[0], at).unwrap();
         }
         let mut listed = states.list("alice").unwrap();
         listed.sort_by(|a, b| a.name.cmp(&b.name));
@@ -380,7 +349,7 @@ mod tests {
         assert_eq!(directories.map(|directory| directory.exists()), [false, true, true]);
         let alone = states.directory("bob", "r-1", "only");
         fs::create_dir_all(&alone).unwrap();
-        States::set_expiry(&alone, Some(1)).unwrap();
+        expiry::set(&alone, Some(1)).unwrap();
         states.sweep().unwrap();
         assert!(!alone.parent().unwrap().exists(), "a run without states is gone");
     }

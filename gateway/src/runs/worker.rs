@@ -8,6 +8,7 @@ use training_protocol::session::{Done, Order, Refusal};
 
 use super::{
     desk::{Desk, Work, session_ended},
+    expiry,
     kept::{About, States},
     outcome::Outcome,
     passages::{Passage, Passages},
@@ -179,7 +180,7 @@ impl Worker {
         let (states, path) = (self.means.states.clone(), format!("tinker://{}/weights/{name}", self.run));
         let describe = move || {
             states.describe(&directory, &about)?;
-            States::set_expiry(&directory, ttl_s.map(from_now))
+            expiry::set(&directory, ttl_s.map(from_now))
         };
         Ok(on_disk(describe).await.and_then(|described| match described {
             Ok(()) => Ok(Outcome::Json(json!({ "type": "save_weights", "path": path }))),

@@ -20,6 +20,7 @@ use crate::{
     errors::ApiError,
     runs::{
         book::Live,
+        expiry,
         kept::{self, Checkpoint, Kind, States},
         saved::{self, Kept},
     },
@@ -251,7 +252,7 @@ pub async fn set_ttl(
     let at = ttl_s.map(|ttl_s| seconds_since_1970().saturating_add(ttl_s));
     if matches!(named.kept, Kept::State { .. }) {
         let set = move |states: &States, tenant: &str, run: &str, name: &str| {
-            States::set_expiry(&states.directory(tenant, run, name), at)
+            expiry::set(&states.directory(tenant, run, name), at)
         };
         named.with_state(&app, &caller, set).await?;
     } else {
