@@ -9,8 +9,7 @@ use axum::{
 };
 use serde_json::json;
 
-use crate::body::is_of_ollama;
-use crate::errors::Said;
+use crate::{body::is_of_ollama, errors::Said};
 
 /// Says errors about Ollama's paths as Ollama says them, whoever made them.
 pub(crate) async fn reshape(request: Request, next: Next) -> Response {
