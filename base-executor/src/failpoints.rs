@@ -58,7 +58,7 @@ pub const FAILPOINTS: &[&str] = &[
 ];
 
 /// Those of answers that have to look like something.
-pub const GRAMMAR_FAILPOINTS: [&str; 2] = ["executor.grammar_look", "executor.sits_out"];
+pub const GRAMMAR_FAILPOINTS: &[&str] = &["executor.grammar_look", "executor.sits_out"];
 
 /// Those of the bridge to a device that computes by itself: a pass on the CPU does not get there.
 pub const BRIDGE_FAILPOINTS: &[&str] = &["executor.bridge_asked", "executor.bridge_before_answer"];
@@ -82,7 +82,7 @@ pub const WEIGHT_FAILPOINTS: &[&str] = &["weights.packed_matrix", "weights.befor
 mod tests {
     use std::{collections::BTreeSet, fs, path::Path};
 
-    use super::{BRIDGE_FAILPOINTS, FAILPOINTS, LAYER_FAILPOINTS, WEIGHT_FAILPOINTS};
+    use super::{BRIDGE_FAILPOINTS, FAILPOINTS, GRAMMAR_FAILPOINTS, LAYER_FAILPOINTS, WEIGHT_FAILPOINTS};
 
     /// Every name that a call of `failpoint` mentions in a source file below `folder`.
     fn mentioned(folder: &Path, found: &mut BTreeSet<String>) {
@@ -110,7 +110,8 @@ mod tests {
         for folder in ["src", "../model/src", "../cache/src", "../layer-service/src"] {
             mentioned(&Path::new(env!("CARGO_MANIFEST_DIR")).join(folder), &mut found);
         }
-        let all = [FAILPOINTS, BRIDGE_FAILPOINTS, LAYER_FAILPOINTS, WEIGHT_FAILPOINTS].concat();
+        let all =
+            [FAILPOINTS, GRAMMAR_FAILPOINTS, BRIDGE_FAILPOINTS, LAYER_FAILPOINTS, WEIGHT_FAILPOINTS].concat();
         let table: BTreeSet<String> = all.iter().map(|&name| name.to_owned()).collect();
         assert_eq!(found, table);
         assert_eq!(table.len(), all.len(), "each is named once");

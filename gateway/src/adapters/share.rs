@@ -40,7 +40,8 @@ impl TenantShare {
         let others = others.filter(|record| record.tenant.as_deref() == tenant && record.name != name);
         let (adapters, held_bytes) =
             others.fold((0, 0u64), |(count, sum), record| (count + 1, sum.saturating_add(record.bytes)));
-        if adapters < max_adapters && held_bytes.saturating_add(bytes) <= max_bytes {
+        // As with states, the last one may go beyond.
+        if adapters < max_adapters && held_bytes < max_bytes {
             return Ok(());
         }
         Err(AdapterError::TenantFull { adapters, held_bytes, bytes, max_adapters, max_bytes })

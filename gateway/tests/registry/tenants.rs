@@ -99,7 +99,7 @@ async fn one_tenant_publishes_half_of_the_registry_and_leaves_the_rest_to_others
 #[tokio::test]
 async fn the_bytes_that_a_tenant_publishes_are_bounded() {
     // An adapter of the executor here takes 1000 bytes.
-    let bench = Bench::with_room_for(8).await.with_options(|options| options.tenant_bytes = 2100).await;
+    let bench = Bench::with_room_for(8).await.with_options(|options| options.tenant_bytes = 2000).await;
     let registry = std::sync::Arc::clone(&bench.registry);
     for name in ["a", "b"] {
         publish(&bench, &registry, name, "alice").await.unwrap();
