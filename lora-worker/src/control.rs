@@ -58,6 +58,9 @@ pub(crate) enum VisitError {
     /// It ends, and has said so.
     #[error("the executor has ended")]
     Closing,
+    /// It ended between the connection and the seat.
+    #[error("the executor ended before it gave a seat")]
+    NotSeated,
     /// It speaks out of turn.
     #[error("the executor sent {0} where none belongs; use a worker of the executor's version")]
     Unexpected(&'static str),
@@ -84,7 +87,7 @@ impl VisitError {
 
     /// Whether it belongs to the life of a healthy deployment: an executor starts after its workers, or ends before them.
     fn is_expected(&self) -> bool {
-        matches!(self, Self::Closing | Self::Connect(ConnectError::Absent(_)))
+        matches!(self, Self::Closing | Self::NotSeated | Self::Connect(ConnectError::Absent(_)))
     }
 }
 
@@ -175,9 +178,7 @@ impl Control {
     fn visit(&mut self, pause: &mut Duration) -> Result<Never, VisitError> {
         let connection = Arc::new(connect(&self.executor)?);
         failpoint::pass("worker.connected");
-        connection.send(&FromWorker::Hello(self.hello.clone()), &[])?;
-        failpoint::pass("worker.hello");
-        let seat = match receive(&connection)? {
+        let seat = match self.ask(&connection)? {
             (ToWorker::Seated(seated), fds) => join(&seated, fds)?,
             (ToWorker::Refused(reason), _) => return Err(VisitError::Refused(reason)),
             (other, _) => return Err(VisitError::Unexpected(name(&other))),
@@ -191,6 +192,18 @@ impl Control {
         self.say_ready();
         let library = Library::default();
         Attendance { connection: &connection, handoff: &handoff, library, signs: self.signs }.run()
+    }
+
+    /// What the executor answers to a worker that asks for a seat.
+    fn ask(&self, connection: &WorkerEnd) -> Result<(ToWorker, Vec<OwnedFd>), VisitError> {
+        let asked = connection.send(&FromWorker::Hello(self.hello.clone()), &[]);
+        failpoint::pass("worker.hello");
+        match asked.map_err(VisitError::from).and_then(|()| Ok(receive(connection)?)) {
+            Err(VisitError::Send(SendError::Closed) | VisitError::Receive(ReceiveError::Closed)) => {
+                Err(VisitError::NotSeated)
+            }
+            answer => answer,
+        }
     }
 
     /// Tells whoever started the process, the first time, that it has a seat.

@@ -727,7 +727,6 @@ REFUSED = {
         PromptTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM"),
     ),
     "ia3-shared-input": ("llama-tied", "feedforward_modules", ia3(["gate_proj"], ["gate_proj"])),
-    "head-copy": ("llama-rope3", "lm_head.base_layer.weight", lora(2, ["lm_head"])),
     "experts": (
         "mixtral",
         "target_parameters",
@@ -736,11 +735,10 @@ REFUSED = {
 }
 
 
-def write_adapter(folder, base, config, dtype, seed, head_copy=False, effect=0.4):
+def write_adapter(folder, base, config, dtype, seed, effect=0.4):
     """A PEFT folder with random numbers, such that a module's delta is about `effect` times its output; the keys and
-    values of a prefix are about as large as those of tokens.
-
-    PEFT adds a copy of the base model's head or embedding to an adapter of these unless it is told not to (`head_copy`).
+    values of a prefix are about as large as those of tokens. PEFT is told to add no copy of the base model's head or
+    embedding.
     """
     shutil.rmtree(folder, ignore_errors=True)
     peft = get_peft_model(base, config)
@@ -776,7 +774,7 @@ def write_adapter(folder, base, config, dtype, seed, head_copy=False, effect=0.4
             continue
         parameter.data = torch.randn(parameter.shape, generator=generator) * std
     peft.peft_config["default"].base_model_name_or_path = "holobiont/" + base.config.name_or_path.split("/")[-1]
-    peft.save_pretrained(folder, save_embedding_layers=head_copy)
+    peft.save_pretrained(folder, save_embedding_layers=False)
     (folder / "README.md").unlink(missing_ok=True)
     file = folder / "adapter_model.safetensors"
     save_file({n: t.to(dtype).contiguous() for n, t in load_file(file).items()}, file, metadata={"format": "pt"})
@@ -856,7 +854,7 @@ def tiny(only):
         if not model.startswith(only):
             continue
         base = read_model(HERE / "models" / model)
-        write_adapter(HERE / "adapters/refused" / name, base, lora_config, torch.float32, 7, name == "head-copy")
+        write_adapter(HERE / "adapters/refused" / name, base, lora_config, torch.float32, 7)
     write_json(HERE / "index.json", index)
 
 
