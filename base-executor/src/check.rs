@@ -70,7 +70,7 @@ struct Facts {
     /// Of a draft, what of the base it computes.
     draft: Option<DraftShape>,
     probe: Option<Change>,
-    /// What in its files has no effect.
+    /// Parts of the adapter's files that have no effect.
     notes: Vec<AdapterNote>,
 }
 

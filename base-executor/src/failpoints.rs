@@ -57,7 +57,7 @@ pub const FAILPOINTS: &[&str] = &[
     "executor.drain_done",
 ];
 
-/// Those of answers that have to look like something.
+/// Failpoints of answers that are held to a grammar.
 pub const GRAMMAR_FAILPOINTS: &[&str] = &["executor.grammar_look", "executor.sits_out"];
 
 /// Those of the bridge to a device that computes by itself: a pass on the CPU does not get there.

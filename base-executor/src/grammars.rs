@@ -49,7 +49,7 @@ use self::{
 };
 pub(crate) use self::{guide::Guide, looking::Allowed};
 
-/// Has the engine turn.
+/// Wakes the engine, so that it makes its next step.
 type Bell = Arc<dyn Fn() + Send + Sync>;
 
 /// How long the compute thread waits for all looks of a step together, once the logits are there.

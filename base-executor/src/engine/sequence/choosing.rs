@@ -21,7 +21,7 @@ impl<A> Sequence<A> {
         self.guide.as_mut().is_none_or(Guide::is_ready)
     }
 
-    /// It waits for what may come next, and sits steps out meanwhile.
+    /// Whether the sequence waits for its next allowed tokens, and so takes no part in steps meanwhile.
     pub(in crate::engine) fn sits_out(&self) -> bool {
         self.guide.as_ref().is_some_and(Guide::is_late)
     }
