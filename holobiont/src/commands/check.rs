@@ -70,6 +70,7 @@ pub(crate) fn deployment(config: &Config, home: &Home) -> Vec<Finding> {
         findings.extend(looked_at.into_iter().map(|finding| executors::named(finding, member)));
     }
     findings.extend(executors::together(&members, &splits));
+    findings.push(executors::memory(config, &members));
     findings.extend(executors::elsewhere(config));
     findings.extend(config.adapters.iter().map(|(name, path)| adapter(name, path)));
     if let Some(path) = &config.gateway.api_key_file

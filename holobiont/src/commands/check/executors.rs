@@ -9,8 +9,8 @@ use std::{
     time::Duration,
 };
 
-use settings::{DeviceChoice, MemoryPart};
-
+use settings::{ByteCount, DeviceChoice, MemoryPart, Preset};
+use text::sandbox::{MEMORY_BYTES, PROCESSES};
 use tls::address::HostPort;
 
 use crate::{
@@ -38,7 +38,12 @@ pub(super) fn together(members: &[Member], splits: &[Split]) -> Vec<Finding> {
     if members.len() < 2 {
         return Vec::new();
     }
-    vec![cores(members, splits), stores(members), memory(members, machine_bytes())]
+    vec![cores(members, splits), stores(members)]
+}
+
+/// The memory that all processes of this host may keep together, by their settings.
+pub(super) fn memory(config: &Config, members: &[Member]) -> Finding {
+    memory_of(members, gateway_bytes(config), machine_bytes())
 }
 
 /// No core computes for two executors: each would wait for the other within every step.
@@ -64,21 +69,45 @@ fn cores(members: &[Member], splits: &[Split]) -> Finding {
     Finding::ok(NAME, format!("{} executors, none on another's cores", members.len()))
 }
 
-/// All together hold no more than there is.
-fn memory(members: &[Member], machine_bytes: u64) -> Finding {
-    const NAME: &str = "[[executor]] memory.process";
-    const FIX: &str = "leave it out: each has an even part then";
+/// The sum of the memory settings, beside the memory of this machine. Executors alone must not hold more than the machine has.
+fn memory_of(members: &[Member], gateway_bytes: u64, machine_bytes: u64) -> Finding {
+    const NAME: &str = "memory";
+    const FIX: &str =
+        "lower [memory] process, or leave it out of each [[executor]]: each has an even part then";
     let of = |member: &Member| match member.config.memory.process {
         Some(MemoryPart::Bytes(bytes)) => bytes.0,
         Some(part) => part.bytes_of(machine_bytes),
-        None => machine_bytes,
+        // The default of `--process-memory`: fifteen sixteenths of the machine.
+        None => machine_bytes / 16 * 15,
     };
-    let all = members.iter().map(of).fold(0, u64::saturating_add);
-    if all > machine_bytes {
-        let found = format!("{} together, and this machine has {}", size(all), size(machine_bytes));
+    let executors = members.iter().map(of).fold(0, u64::saturating_add);
+    // The gateway and each executor compile grammars in processes of their own.
+    let grammars = MEMORY_BYTES * (PROCESSES * (1 + members.len())) as u64;
+    let found = format!(
+        "at most {} together: executors {}, requests in the gateway {}, grammar compilers {}; this machine has {}",
+        size(executors.saturating_add(gateway_bytes).saturating_add(grammars)),
+        size(executors),
+        size(gateway_bytes),
+        size(grammars),
+        size(machine_bytes)
+    );
+    if executors > machine_bytes {
         return Finding::warn(NAME, found, FIX);
     }
-    Finding::ok(NAME, format!("{} of {} at most", size(all), size(machine_bytes)))
+    if gateway_bytes > machine_bytes {
+        return Finding::warn(NAME, found, "lower [gateway] memory_bytes");
+    }
+    Finding::ok(NAME, found)
+}
+
+/// The memory that requests may keep in the gateway: `memory_bytes` of `[gateway]`, or its default.
+fn gateway_bytes(config: &Config) -> u64 {
+    let preset = || {
+        let setting = settings::all().find(|setting| setting.flag == "memory-bytes")?;
+        let Preset::Is(value) = setting.preset else { return None };
+        value.parse::<ByteCount>().ok()
+    };
+    config.gateway.memory_bytes.or_else(preset).map_or(0, |bytes| bytes.0)
 }
 
 /// Memory of this machine.
@@ -184,12 +213,28 @@ mod tests {
     fn executors_that_hold_more_together_than_there_is_are_told() {
         let of = |each: [&str; 2], machine_bytes| {
             let config: Config = toml::from_str(&two(each)).unwrap();
-            memory(&config.members(), machine_bytes)
+            memory_of(&config.members(), 100, machine_bytes)
         };
         assert_eq!(of(["", ""], 1000).health, Health::Ok, "each has an even part");
         assert_eq!(of(["memory.process = '500'", ""], 1000).health, Health::Ok);
         let many = of(["memory.process = '1GiB'", ""], 1 << 30);
         assert!(many.health == Health::Warn && many.found.contains("1.5"), "{many:?}");
+    }
+
+    #[test]
+    fn memory_of_executors_and_gateway_is_summed_up() {
+        let of = |file: &str| {
+            let config: Config = toml::from_str(file).unwrap();
+            (gateway_bytes(&config), memory_of(&config.members(), gateway_bytes(&config), 16 << 30))
+        };
+        let (bytes, found) = of("");
+        assert_eq!((bytes, found.health), (2 << 30, Health::Ok));
+        for part in ["executors 15", "gateway 2", "18", "compilers 1", "has 16"] {
+            assert!(found.found.contains(part), "{part}: {found:?}");
+        }
+        let (bytes, found) = of("gateway.memory_bytes = '1GiB'\nmemory.process = '4GiB'");
+        assert!(bytes == 1 << 30 && found.found.contains("6.00"), "{found:?}");
+        assert_eq!(of("gateway.memory_bytes = '17GiB'").1.health, Health::Warn);
     }
 
     #[test]
