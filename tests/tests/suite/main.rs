@@ -27,6 +27,7 @@ mod split;
 mod split_faults;
 mod split_hostile;
 mod stops;
+mod structured;
 mod tenants;
 mod tinker;
 mod tune;
