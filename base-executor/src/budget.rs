@@ -66,7 +66,7 @@ impl MemoryBudget {
     /// The account of weights, of which there may be so many, if there is a bound.
     #[must_use]
     pub fn bounded_weights(&self, bound: Option<ByteCount>) -> Account {
-        let bounded = |bound: ByteCount| self.weights.part("weights under --weight-bytes", bound.0);
+        let bounded = |bound: ByteCount| self.weights.part("weights under --resident-weight-bytes", bound.0);
         bound.map_or_else(|| self.weights.clone(), bounded)
     }
 

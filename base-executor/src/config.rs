@@ -85,7 +85,7 @@ pub struct Config {
     pub cache_policy: CachePolicy,
     /// The cost model's unit of time, in milliseconds.
     #[arg(long, value_name = "MS")]
-    pub cache_tau_ms: u64,
+    pub cache_decay_ms: u64,
     /// Memory of this host that the process may hold in all, its weights too: bytes, or a part, as 1/2 [default: fifteen
     /// sixteenths of the machine or of its control group].
     #[arg(long, value_name = "PART")]
@@ -231,7 +231,7 @@ pub enum ConfigError {
     NothingToLend,
     /// A GPU has weights in its own memory.
     #[error(
-        "--weight-bytes has the host's cores read weights from a disk, and --device names a GPU: leave one of them out"
+        "--resident-weight-bytes has the host's cores read weights from a disk, and --device names a GPU: leave one of them out"
     )]
     StreamedToGpu,
     /// A GPU rounds in its own way.
@@ -264,7 +264,7 @@ impl Config {
         at_least("--max-waiting-tokens", self.max_waiting_tokens, 1)?;
         at_least("--chunk-tokens", self.chunk_tokens, BLOCK_TOKENS)?;
         at_least("--context-length", self.context_length.unwrap_or(2), 2)?;
-        at_least("--cache-tau-ms", usize::try_from(self.cache_tau_ms).unwrap_or(usize::MAX), 1)?;
+        at_least("--cache-decay-ms", usize::try_from(self.cache_decay_ms).unwrap_or(usize::MAX), 1)?;
         at_least("--draft-tokens", self.draft_tokens, 1)?;
         if self.draft_tokens > MAX_DRAFT_TOKENS {
             let (flag, value) = ("--draft-tokens", self.draft_tokens);
@@ -362,7 +362,7 @@ mod tests {
             (vec!["--engine", "none", "--layers", "off"], ConfigError::NothingToServe),
             (vec!["--engine", "none", "--random-weights", "1"], ConfigError::NothingToLend),
             (vec!["--layer-listen", "127.0.0.1:1"], ConfigError::LayerCertificate),
-            (vec!["--device", "cuda", "--weight-bytes", "1MiB"], ConfigError::StreamedToGpu),
+            (vec!["--device", "cuda", "--resident-weight-bytes", "1MiB"], ConfigError::StreamedToGpu),
             (vec!["--device", "cuda", "--precision", "int8"], ConfigError::PrecisionOfGpu),
             (vec!["--device", "cuda", "--kv-dtype", "int8"], ConfigError::KvOfGpu),
             (vec!["--layer-cert", "c", "--layer-cert-key", "k"], ConfigError::LayerListen),
@@ -374,7 +374,7 @@ mod tests {
         for wrong in ["--layer-max-sessions=0", "--layer-tenant-rows=0", "--layer-rows-per-s=0"] {
             assert!(checked(&[wrong]).is_err(), "{wrong}");
         }
-        for wrong in ["--layer-wait-factor=nan", "--layer-wait-factor=-1", "--link-gbps=0"] {
+        for wrong in ["--layer-batch-wait-factor=nan", "--layer-batch-wait-factor=-1", "--link-gbps=0"] {
             assert!(parse(&[wrong]).is_err(), "{wrong}");
         }
     }

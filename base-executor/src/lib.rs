@@ -196,7 +196,7 @@ impl Settings {
             Draft::Off => Drafts::default(),
             Draft::Auto => by(Some(Agency::ngram())).or_itself(),
             Draft::Ngram => by(Some(Agency::ngram())),
-            Draft::Own => by(None).or_itself(),
+            Draft::EarlyExit => by(None).or_itself(),
             Draft::Model(_) => by(model),
         }
     }

@@ -14,6 +14,7 @@ use model_draft::open::DraftError;
 use settings::{
     completions,
     exit::{Exit, in_one_line},
+    renamed,
     variables::{UnknownVariable, check_environment},
 };
 use text::sandbox;
@@ -62,7 +63,10 @@ fn run() -> anyhow::Result<ExitCode> {
             probe::run(&probe::ProbeConfig::parse_from(arguments))?;
         }
         _ if completions::are_asked_for::<Config>(&arguments) => {}
-        _ => base_executor::run(&Config::parse_from(arguments).validated()?)?,
+        _ => {
+            renamed::in_use().iter().for_each(|renamed| eprintln!("warning: {renamed}"));
+            base_executor::run(&Config::parse_from(arguments).validated()?)?;
+        }
     }
     Ok(ExitCode::SUCCESS)
 }

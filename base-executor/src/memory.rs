@@ -65,7 +65,7 @@ impl MemorySettings {
             disk_bytes: config.disk_bytes.0,
             directory: config.disk_directory(),
             policy: variant(config.cache_policy),
-            tau: Duration::from_millis(config.cache_tau_ms),
+            tau: Duration::from_millis(config.cache_decay_ms),
             weights: weights(&config.cache_weights),
         }
     }

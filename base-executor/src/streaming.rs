@@ -40,7 +40,7 @@ pub(crate) fn options(config: &Config) -> anyhow::Result<Option<StreamOptions>> 
 }
 
 /// What the operator is told to do about weights that cannot be had.
-pub(crate) const REMEDY: &str = "--weight-bytes: raise it or leave it out, or give --disk-directory a place with room for the packed weights";
+pub(crate) const REMEDY: &str = "--resident-weight-bytes: raise it or leave it out, or give --disk-directory a place with room for the packed weights";
 
 fn prepare(directory: &Path) -> anyhow::Result<()> {
     let made = DirBuilder::new().recursive(true).mode(0o700).create(directory);

@@ -123,7 +123,7 @@ fn weighted(config: &Config, cores: &Cores) -> Result<Comparison> {
     let settings: [Setting; 2] = [
         ("HOLOBIONT_MAX_RUNNING", RUNNING.to_string()),
         // Nobody is refused for a queue that stands: it is to stand.
-        ("HOLOBIONT_DELAY_INTERVAL_MS", (10 * LENGTH).as_millis().to_string()),
+        ("HOLOBIONT_CODEL_INTERVAL_MS", (10 * LENGTH).as_millis().to_string()),
     ];
     let tenants = Tenants::start(config, cores, &WAITING, &classes, &settings)?;
     let mut ratios = Vec::new();

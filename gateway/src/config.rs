@@ -258,7 +258,7 @@ impl TryFrom<Args> for Config {
             turns: turns(&args.admission),
             executor: ExecutorLimits {
                 max_sequences: args.admission.max_sequences,
-                silence: Duration::from_millis(args.silence_ms),
+                silence: Duration::from_millis(args.executor_timeout_ms),
             },
             training: args.training.into(),
             grace: Duration::from_millis(args.grace_ms),
@@ -275,16 +275,16 @@ fn check_sizes(args: &Args) -> Result<(), ConfigError> {
     let sizes = [
         ("threads", args.threads as u64, 1),
         ("max-sequences", args.admission.max_sequences as u64, 1),
-        ("target-delay-ms", args.admission.target_delay_ms, 1),
-        ("delay-interval-ms", args.admission.delay_interval_ms, 1),
+        ("codel-target-ms", args.admission.codel_target_ms, 1),
+        ("codel-interval-ms", args.admission.codel_interval_ms, 1),
         ("max-body-bytes", connections.max_body_bytes.0, 1024),
         ("memory-bytes", connections.memory_bytes.0, 1024),
         ("tenant-memory-bytes", connections.tenant_memory_bytes.0, 1024),
         ("max-connections", connections.max_connections as u64, 1),
         ("header-timeout-ms", connections.header_timeout_ms, 1),
         ("body-timeout-ms", connections.body_timeout_ms, 1),
-        ("stall-timeout-ms", connections.stall_timeout_ms, 1),
-        ("silence-ms", args.silence_ms, 1),
+        ("client-write-timeout-ms", connections.client_write_timeout_ms, 1),
+        ("executor-timeout-ms", args.executor_timeout_ms, 1),
         ("max-adapters", adapters.max_adapters as u64, 1),
         ("max-adapter-file-bytes", adapters.max_adapter_file_bytes.0, 1),
         ("tenant-jobs", args.training.tenant_jobs as u64, 1),
@@ -343,10 +343,10 @@ fn shared_keys(
 
 fn turns(args: &AdmissionArgs) -> TurnLimits {
     let delays = DelayLimits {
-        target: Duration::from_millis(args.target_delay_ms),
-        interval: Duration::from_millis(args.delay_interval_ms),
+        target: Duration::from_millis(args.codel_target_ms),
+        interval: Duration::from_millis(args.codel_interval_ms),
     };
-    TurnLimits { max_sequences: args.max_sequences, delays, flood_share: args.flood_share.0 }
+    TurnLimits { max_sequences: args.max_sequences, delays, burst_share: args.burst_share.0 }
 }
 
 /// The key file that systemd handed over, if it did.

@@ -188,9 +188,9 @@ impl Executors {
         &self.0.room
     }
 
-    /// What those take that are used for new requests, of whose places tenants that want more than their part have `flood_share`.
+    /// What those take that are used for new requests, of whose places tenants that want more than their part have `burst_share`.
     #[must_use]
-    pub fn room(&self, flood_share: f64) -> Room {
+    pub fn room(&self, burst_share: f64) -> Room {
         let open = self.all().iter().filter(|member| member.is_open());
         open.fold(Room::default(), |room, member| {
             let load = member.executor().load();
@@ -198,7 +198,7 @@ impl Executors {
                 places: Places {
                     executors: room.places.executors + 1,
                     all: room.places.all.saturating_add(load.places),
-                    floods: room.places.floods.saturating_add((load.places as f64 * flood_share) as usize),
+                    floods: room.places.floods.saturating_add((load.places as f64 * burst_share) as usize),
                 },
                 requests: room.requests.saturating_add(load.room()),
                 sequences: room.sequences.max(load.limit.saturating_sub(load.held)),

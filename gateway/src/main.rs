@@ -10,6 +10,7 @@ use gateway::{
 use settings::{
     completions,
     exit::{Exit, in_one_line},
+    renamed,
     variables::{UnknownVariable, check_environment},
 };
 use text::sandbox;
@@ -40,6 +41,7 @@ fn serve() -> Result<(), Box<dyn Error>> {
     }
     let args = Args::parse();
     check_environment()?;
+    renamed::in_use().iter().for_each(|renamed| eprintln!("warning: {renamed}"));
     Ok(server::run(Config::try_from(args)?)?)
 }
 

@@ -45,7 +45,7 @@ pub struct TurnLimits {
     /// How long those of a tenant may wait before more of them are refused.
     pub delays: DelayLimits,
     /// Of an executor's places, those that tenants have together that want more than their part.
-    pub flood_share: f64,
+    pub burst_share: f64,
 }
 
 /// Whose a request is, to whom turns are given.
@@ -79,7 +79,7 @@ pub struct Turns(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     executors: Executors,
-    flood_share: f64,
+    burst_share: f64,
     desk: Mutex<Desk>,
 }
 
@@ -117,7 +117,7 @@ impl Turns {
     ) -> Self {
         let changed = Arc::clone(executors.room_changed());
         let desk = Mutex::new(Desk::new(limits, classes, clock));
-        let turns = Self(Arc::new(Shared { executors, flood_share: limits.flood_share, desk }));
+        let turns = Self(Arc::new(Shared { executors, burst_share: limits.burst_share, desk }));
         let shared = Arc::downgrade(&turns.0);
         tokio::spawn(async move {
             loop {
@@ -190,7 +190,7 @@ impl Turns {
     }
 
     fn room(&self) -> Room {
-        self.0.executors.room(self.0.flood_share)
+        self.0.executors.room(self.0.burst_share)
     }
 
     /// Lets those go for whom there is room.

@@ -48,13 +48,44 @@ pub struct Setting {
     pub help: &'static str,
     /// Who is told.
     pub process: Process,
+    /// The name that it had before, which is still read.
+    pub old: Option<OldName>,
+}
+
+/// A name that a setting had in an older version.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OldName {
+    /// The section of a deployment file, without its brackets.
+    pub section: &'static str,
+    /// Its field there.
+    pub field: &'static str,
+    /// Its flag, without dashes.
+    pub flag: &'static str,
 }
 
 impl Setting {
     /// Its environment variable.
     #[must_use]
     pub fn variable(&self) -> String {
-        format!("HOLOBIONT_{}", self.flag.replace('-', "_").to_ascii_uppercase())
+        variable(self.flag)
+    }
+
+    /// The environment variable that it had before, if its flag was renamed.
+    #[must_use]
+    pub fn old_variable(&self) -> Option<String> {
+        self.old_flag().map(variable)
+    }
+
+    /// The flag that it had before, if its flag was renamed.
+    #[must_use]
+    pub fn old_flag(&self) -> Option<&'static str> {
+        self.old.map(|old| old.flag).filter(|flag| *flag != self.flag)
+    }
+
+    /// True if it serves experiments alone: such settings stand in `[lab]` and in no help text.
+    #[must_use]
+    pub fn is_lab(&self) -> bool {
+        self.section == "lab"
     }
 
     /// True if its flag may stand without a value.
@@ -62,6 +93,10 @@ impl Setting {
     pub fn is_switch(&self) -> bool {
         matches!(self.preset, Preset::Is("true" | "false"))
     }
+}
+
+fn variable(flag: &str) -> String {
+    format!("HOLOBIONT_{}", flag.replace('-', "_").to_ascii_uppercase())
 }
 
 /// A value, as it is written on a command line.
@@ -90,11 +125,23 @@ pub(crate) use shown_as_read;
 
 shown_as_read!(String, bool, u32, u64, SocketAddr, NonZeroU32, NonZeroU64);
 
+/// The old name of a setting, or none.
+macro_rules! old_name {
+    () => {
+        None
+    };
+    ($section:literal $field:literal $flag:literal) => {
+        Some($crate::OldName { section: $section, field: $field, flag: $flag })
+    };
+}
+pub(crate) use old_name;
+
 /// Declares sections: their types, whose fields are all optional, and a [`Setting`] for each field.
 macro_rules! sections {
     ($( $(#[doc = $about:literal])* $section:ident = $name:literal { $(
         $(#[doc = $help:literal])+
-        $field:ident: $type:ty, --$flag:literal $value:literal, $preset:expr, $process:ident;
+        $field:ident: $type:ty, --$flag:literal $value:literal, $preset:expr, $process:ident
+            $(, was [$old_section:literal] $old_field:literal --$old_flag:literal)?;
     )* } )*) => {
         /// Every setting, section by section.
         pub static SECTIONS: &[&[Setting]] = &[$( $section::SETTINGS ),*];
@@ -117,6 +164,7 @@ macro_rules! sections {
                 preset: $preset,
                 help: concat!($($help),+).trim_ascii(),
                 process: Process::$process,
+                old: $crate::declaration::old_name!($($old_section $old_field $old_flag)?),
             } ),*];
 
             /// Keeps what is set here and takes the rest from `lower`.

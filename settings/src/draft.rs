@@ -1,20 +1,23 @@
-//! Who drafts tokens: a word, or the path of a model.
+//! The drafter of speculative decoding: a word, or the path of a model.
 
 use std::{ffi::OsString, path::PathBuf, str::FromStr};
 
 use crate::declaration::Value;
 
-/// Who drafts tokens.
+/// The name of [`Draft::EarlyExit`] in older versions.
+pub(crate) const OLD_EARLY_EXIT: &str = "self";
+
+/// The drafter of speculative decoding.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Draft {
-    /// Nobody.
+    /// No drafter.
     Off,
-    /// Whatever helps on the device.
+    /// The drafters that help on the device.
     Auto,
-    /// The sequence itself: what followed the same words before.
+    /// Prompt lookup: the tokens that followed the same n-gram before.
     Ngram,
-    /// The base itself: its first layers, with the draft adapter that was loaded last.
-    Own,
+    /// The first layers of the base, with the draft adapter that was loaded last.
+    EarlyExit,
     /// The model at this path, which has the base's tokens.
     Model(PathBuf),
 }
@@ -27,11 +30,12 @@ impl FromStr for Draft {
             "off" => Ok(Self::Off),
             "auto" => Ok(Self::Auto),
             "ngram" => Ok(Self::Ngram),
-            "self" => Ok(Self::Own),
+            // Older versions call it `self`.
+            "early-exit" | OLD_EARLY_EXIT => Ok(Self::EarlyExit),
             // So that a word that is misspelled is no file that is missing.
             path if path.contains(['/', '.']) => Ok(Self::Model(path.into())),
             other => Err(format!(
-                "`{other}` is no draft; write off, auto, ngram or self, or the path of a model, as ./{other}"
+                "`{other}` is no draft; write off, auto, ngram or early-exit, or the path of a model, as ./{other}"
             )),
         }
     }
@@ -43,7 +47,7 @@ impl Value for Draft {
             Self::Off => "off".into(),
             Self::Auto => "auto".into(),
             Self::Ngram => "ngram".into(),
-            Self::Own => "self".into(),
+            Self::EarlyExit => "early-exit".into(),
             Self::Model(path) => path.into(),
         }
     }
@@ -55,7 +59,8 @@ mod tests {
 
     #[test]
     fn a_word_is_a_word_a_path_has_a_dot_or_a_slash_and_anything_else_is_refused() {
-        assert_eq!(("self".parse(), "auto".parse()), (Ok(Draft::Own), Ok(Draft::Auto)));
+        assert_eq!(("early-exit".parse(), "auto".parse()), (Ok(Draft::EarlyExit), Ok(Draft::Auto)));
+        assert_eq!("self".parse(), Ok(Draft::EarlyExit), "its older name");
         for path in ["./small", "small.gguf", "/models/small"] {
             assert_eq!(path.parse(), Ok(Draft::Model(path.into())));
             assert_eq!(Draft::Model(path.into()).text(), OsString::from(path));

@@ -11,7 +11,8 @@ use crate::{PICKER, Preset, Process, Setting, all};
 pub fn described(arg: Arg) -> Arg {
     let mut known = all().chain(PICKER);
     let Some(setting) = known.find(|setting| Some(setting.flag) == arg.get_long()) else { return arg };
-    let arg = arg.env(setting.variable()).help(setting.help).long_help(None::<&str>);
+    let arg = arg.env(variable_in_use(setting)).help(setting.help).long_help(None::<&str>);
+    let arg = arg.hide(setting.is_lab()).aliases(setting.old_flag());
     match setting.preset {
         Preset::Is(_) if setting.is_switch() => arg,
         Preset::Is(value) => arg.required(false).default_value(value),
@@ -20,6 +21,12 @@ pub fn described(arg: Arg) -> Arg {
         }
         Preset::Depends(_) | Preset::None => arg,
     }
+}
+
+/// The variable of a setting: the older one where that alone is set.
+fn variable_in_use(setting: &Setting) -> String {
+    let (new, old) = (setting.variable(), setting.old_variable());
+    old.filter(|old| std::env::var_os(old).is_some() && std::env::var_os(&new).is_none()).unwrap_or(new)
 }
 
 /// Every setting as a flag of `holobiont up`; the values are checked where the file's are.
@@ -65,7 +72,9 @@ fn flag(setting: &'static Setting) -> Arg {
         .long(setting.flag)
         .value_name(setting.value)
         .help(help)
-        .help_heading(format!("Settings of [{}]", setting.section));
+        .help_heading(format!("Settings of [{}]", setting.section))
+        .hide(setting.is_lab())
+        .aliases(setting.old_flag());
     match setting.is_switch() {
         true => arg.num_args(0..=1).require_equals(true).default_missing_value("true"),
         false => arg,

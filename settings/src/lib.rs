@@ -11,6 +11,7 @@
 //! - [`Setting`], [`Preset`], [`Process`]: a declaration
 //! - [`ModelSection`] and its siblings, [`all`]: the declarations
 //! - [`ByteCount`], [`CoreList`], [`DeviceChoice`] ...: what values may be
+//! - [`renamed`]: names of older versions, which are still read
 //! - [`PICKER`]: those of `endpoint-picker`
 //! - `words`: those that are one of a few words; `draft`: or a path
 //! - [`ServiceClass`]: what is promised to tenants and adapters
@@ -35,6 +36,7 @@ pub mod exit;
 pub mod file;
 mod flags;
 mod picker;
+pub mod renamed;
 mod sections;
 mod values;
 pub mod variables;
@@ -42,13 +44,13 @@ mod words;
 
 pub use self::{
     class::{CacheWeight, ClassError, DEFAULT_CLASS, MAX_CLASSES, MAX_WEIGHT, ServiceClass},
-    declaration::{Preset, Process, Setting, Value},
+    declaration::{OldName, Preset, Process, Setting, Value},
     draft::Draft,
     flags::{SettingFlags, described},
     picker::PICKER,
     sections::{
-        DeploymentSection, ExecutorSection, GatewaySection, LayersSection, MemorySection, ModelSection,
-        SECTIONS, SpeculationSection, TrainingSection, WorkersSection, all,
+        DeploymentSection, ExecutorSection, GatewaySection, LabSection, LayersSection, MemorySection,
+        ModelSection, SECTIONS, SpeculationSection, TrainingSection, WorkersSection, all,
     },
     values::{
         ByteCount, CoreList, DeviceChoice, Gbps, MAX_CORES, MAX_PROCESS_NAME_BYTES, MAX_WORKERS, MemoryPart,

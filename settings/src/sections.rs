@@ -1,6 +1,7 @@
 //! The declarations.
 //!
-//! Each is `field: type, --"flag" "VALUE", what holds without it, whom it is handed on to`, and its help text above it.
+//! Each is `field: type, --"flag" "VALUE", default, the process that takes it`, with its help text above it. `was` names the
+//! section, field and flag of an older version.
 
 use std::{
     ffi::OsString,
@@ -25,245 +26,253 @@ pub fn all() -> impl Iterator<Item = &'static Setting> {
 }
 
 sections! {
-    /// `[model]`: what is served.
+    /// `[model]`: the base model.
     ModelSection = "model" {
-        /// The base model: a path, a name that `holobiont ls` shows, or ORG/NAME[@REVISION] of a hub
+        /// Base model: a path, a name that `holobiont ls` shows, or ORG/NAME[@REVISION] of a hub
         name: String, --"model" "NAME_OR_PATH", Depends("the only model there is"), Up;
-        /// What clients call the base
+        /// Name of the base model in the API
         served_name: String, --"served-model-name" "NAME", Depends("the file's name"), Up;
-        /// Longest sequence, if shorter than the model's own
+        /// Maximum length of a sequence, if it is shorter than the model's own
         context_length: u32, --"context-length" "TOKENS", Depends("the model's"), Executor;
-        /// Memory for weights on a CPU: those that do not fit are read from the disk whenever they are needed
-        weight_bytes: ByteCount, --"weight-bytes" "BYTES", Depends("all of them are in memory"), Executor;
-        /// Makes the weights of this number, for measurements: the model needs config.json and a tokenizer only
-        random_weights: u64, --"random-weights" "SEED", Preset::None, Executor;
+        /// Memory for weights on a CPU; weights beyond it are streamed from the disk in each pass
+        resident_weight_bytes: ByteCount, --"resident-weight-bytes" "BYTES", Depends("all weights stay in memory"), Executor,
+            was ["model"] "weight_bytes" --"weight-bytes";
     }
 
     /// `[executor]`: the process that owns the weights.
     ExecutorSection = "executor" {
-        /// What computes: cpu, cuda, or cuda:1 for another GPU than the first
+        /// Device that computes the base model: cpu, cuda, or cuda:1 for the second GPU
         device: DeviceChoice, --"device" "DEVICE", Is("cpu"), Executor;
-        /// Cores to compute on, as 0-3,8
+        /// Cores that the executor computes on, as 0-3,8
         cores: CoreList, --"cores" "LIST", Depends("all; of four or more, those without workers"), Up;
-        /// How finely a CPU rounds activations for integer weights: auto (mixed), int8, mixed (15 bits where it matters), int15, or
-        /// exact (not at all, for whatever weights: about half as fast)
+        /// Rounding of activations for integer weights on a CPU: auto (mixed), int8, mixed (15 bits where it matters), int15, or
+        /// exact (no rounding, for weights of any type: about half as fast)
         precision: Precision, --"precision" "PRECISION", Is("auto"), Executor;
-        /// Of the device's memory, keys and values take no more than this
-        kv_bytes: ByteCount, --"kv-bytes" "BYTES", Depends("all of it"), Executor;
-        /// How keys and values are stored: auto, which suits the weights, f32, f16, or int8 (half the memory of f16, on a CPU alone)
+        /// Maximum device memory for the KV cache
+        kv_bytes: ByteCount, --"kv-bytes" "BYTES", Depends("all device memory"), Executor;
+        /// Data type of the KV cache: auto (suits the weights), f32, f16, or int8 (half the memory of f16, on a CPU only)
         kv_dtype: KvDtype, --"kv-dtype" "DTYPE", Is("auto"), Executor;
-        /// Memory for adapters in the host tier, where workers read them too
+        /// Host memory for adapters, which workers read too
         adapter_bytes: ByteCount, --"adapter-bytes" "BYTES", Is("1GiB"), Executor;
-        /// How adapters are stored and multiplied: auto, which suits the weights, exact, f16, or bf16 (twice as fast
-        /// with long prompts, 8 bits of precision)
+        /// Data type of adapters: auto (suits the weights), exact, f16, or bf16 (twice as fast with long prompts, 8 bits of
+        /// precision)
         adapter_dtype: AdapterDtype, --"adapter-dtype" "DTYPE", Is("auto"), Executor;
-        /// Of the device's memory, adapters take no more than this
+        /// Maximum device memory for adapters
         device_adapter_bytes: ByteCount, --"device-adapter-bytes" "BYTES", Depends("what one longest sequence leaves"), Executor;
-        /// What a request does whose adapter the device does not hold: cpu-assist, it starts at once; on-demand, it
-        /// waits; cached, there are none
-        cold_start: ColdStart, --"cold-start" "MODE", Is("cpu-assist"), Executor;
-        /// Emulates a link of so many gigabits a second to the device, for experiments
-        link_gbps: Gbps, --"link-gbps" "GBIT_PER_S", Preset::None, Executor;
-        /// Sequences computed together
+        /// Maximum number of sequences per step
         max_running: u32, --"max-running" "N", Is("64"), Executor;
-        /// Requests that may wait beside them; what waits for its turn does so in the gateway
+        /// Maximum number of requests that wait in the executor; all further ones wait in the gateway
         max_waiting: u32, --"max-waiting" "N", Is("512"), Executor;
-        /// Prompt tokens of those that wait, together; more are answered 429
+        /// Maximum number of prompt tokens of the waiting requests together; more are answered 429
         max_waiting_tokens: u32, --"max-waiting-tokens" "TOKENS", Is("4194304"), Executor;
-        /// Prompt tokens of one step; longer prompts take several
+        /// Maximum number of prompt tokens per step; a longer prompt is prefilled in chunks
         chunk_tokens: u32, --"chunk-tokens" "TOKENS", Is("512"), Executor;
     }
 
-    /// `[memory]`: the device, and the tiers of keys and values below it.
+    /// `[memory]`: the memory of the device, and the offload tiers of the KV cache.
     MemorySection = "memory" {
-        /// Memory of the device for keys, values and adapters, which share it as the load wants it
+        /// Device memory that the KV cache and adapters share
         device: ByteCount, --"device-bytes" "BYTES", Depends("1GiB, or what kv_bytes and device_adapter_bytes add up to; nine tenths of what a GPU has left"), Executor;
-        /// Memory of the host for keys and values that leave a GPU; on a CPU, where all is one memory, raise device instead
+        /// Host memory for KV cache that is offloaded from a GPU; on a CPU raise `device` instead
         host: ByteCount, --"host-bytes" "BYTES", Is("0B"), Executor;
-        /// Room on the disk for keys and values of the past, which are there after a restart, too; 0B keeps none
+        /// Disk space for offloaded KV cache, which outlives a restart; 0B offloads none
         disk: ByteCount, --"disk-bytes" "BYTES", Is("0B"), Executor;
-        /// Private directory of the file that holds them
+        /// Private directory of the file that holds the offloaded KV cache
         directory: PathBuf, --"disk-directory" "DIR", Depends("history below the state directory"), Executor;
-        /// Who leaves a full tier first: elora, ELORA's cost model, lru, rrip, or a variant of the paper's ablation
-        policy: CachePolicy, --"cache-policy" "POLICY", Is("elora"), Executor;
-        /// The cost model's unit of time: what nobody asked for that much longer is worth e times less
-        tau_ms: u64, --"cache-tau-ms" "MS", Is("10000"), Executor;
-        /// Memory of this host that an executor may hold in all, its weights too: bytes, or a part, as 1/2
+        /// Time after which an unused entry of the KV cache is worth e times less to the eviction policy
+        decay_ms: u64, --"cache-decay-ms" "MS", Is("10000"), Executor, was ["memory"] "tau_ms" --"cache-tau-ms";
+        /// Maximum host memory of an executor, weights included: bytes, or a part, as 1/2
         process: MemoryPart, --"process-memory" "PART", Depends("fifteen sixteenths of the machine or of its control group; of several executors, an even part each"), Executor;
     }
 
-    /// `[speculation]`: tokens that are drafted, and then verified several at once. No answer is another for it.
+    /// `[speculation]`: speculative decoding. It changes no output.
     SpeculationSection = "speculation" {
-        /// Who drafts: off, nobody; auto, whatever helps here; ngram, what followed the same words before; self, the base's
-        /// first layers with the draft adapter that was loaded last; or the path of a smaller model with the same tokens
+        /// Drafter: off; auto (whichever helps); ngram (prompt lookup); early-exit (the first layers of the base with the draft
+        /// adapter that was loaded last); or the path of a smaller model with the same tokens
         draft: Draft, --"draft" "DRAFT", Is("auto"), Executor;
-        /// Most drafted tokens of a sequence that a step verifies
+        /// Maximum number of draft tokens of a sequence that one step verifies
         draft_tokens: u32, --"draft-tokens" "N", Is("16"), Executor;
-        /// Memory for keys and values of a draft that is a model, and for the rows of the head that it has of its own
+        /// Memory for the KV cache of a draft model and for the rows of its LM head
         draft_bytes: ByteCount, --"draft-bytes" "BYTES", Is("64MiB"), Executor;
     }
 
-    /// `[workers]`: the processes that compute adapters while they travel to the device.
+    /// `[workers]`: the CPU LoRA workers, which compute an adapter until the device holds it.
     WorkersSection = "workers" {
-        /// Cores that compute adapters while they travel to the device, as 6-7
+        /// Cores of the CPU LoRA workers, as 6-7
         cores: CoreList, --"workers-cores" "LIST", Depends("the last quarter, one of two or three"), Up;
-        /// How many workers there are; 0 for none
+        /// Number of CPU LoRA workers; 0 starts none
         count: WorkerCount, --"workers" "N", Depends("one for each core"), Up;
-        /// How many microseconds a worker looks out for the next job of a pass before it sleeps
+        /// Time that a worker spins for the next task of a pass before it sleeps
         spin_us: u32, --"spin-us" "US", Depends("10000; 20 on a core of the executor"), Up;
     }
 
-    /// `[layers]`: base layers for split clients.
+    /// `[layers]`: base-layer calls for split clients.
     LayersSection = "layers" {
         /// Serves base layers to split clients of this host
         local: bool, --"layer-local" "BOOL", Is("true"), Up;
-        /// Serves them over TLS 1.3 on this address and port
+        /// Address and port that serve base layers over TLS 1.3
         listen: SocketAddr, --"layer-listen" "ADDR:PORT", Preset::None, Executor;
         /// Certificate chain of that listener, in PEM; `holobiont cert` makes one
         cert: PathBuf, --"layer-cert" "PEM", Preset::None, Executor;
-        /// The certificate's private key, in PEM
+        /// Private key of that certificate, in PEM
         cert_key: PathBuf, --"layer-cert-key" "PEM", Preset::None, Executor;
-        /// Clients whose certificate this authority has signed are the tenant it names, and need no key
+        /// Certificate authority of clients: a certificate that it signed names the client's tenant and replaces a key
         client_ca: PathBuf, --"layer-client-ca" "PEM", Preset::None, Executor;
-        /// Keys of tenants, made by `holobiont key add NAME --file FILE`; without it, everybody on this host is one
+        /// Keys of tenants, made by `holobiont key add NAME --file FILE`; without the file, all clients of this host are one
         /// tenant
         key_file: PathBuf, --"layer-key-file" "FILE", Preset::None, Executor;
         /// Gateways of other hosts that may drive the executor through that listener: the names in their certificates, as
         /// `front,spare`
         gateways: String, --"layer-gateways" "A,B", Preset::None, Executor;
-        /// How calls are put together; none and lockstep for comparison
-        batching: Batching, --"layer-batching" "POLICY", Is("opportunistic"), Executor;
-        /// Calls wait for company so many times as long as by default
-        wait_factor: WaitFactor, --"layer-wait-factor" "FACTOR", Is("1"), Executor;
-        /// Beside requests that are answered, training gets this share of the time that they take; with 0 a call every 5 s
+        /// Share of the time that requests take which training gets beside them; 0 gives it one call each 5 s
         training_share: Share, --"layer-training-share" "SHARE", Is("0.05"), Executor;
-        /// Sessions of split clients at once
+        /// Maximum number of sessions of split clients
         max_sessions: u32, --"layer-max-sessions" "N", Is("64"), Executor;
-        /// Sessions of a tenant
+        /// Maximum number of sessions of one tenant
         tenant_sessions: u32, --"layer-tenant-sessions" "N", Is("32"), Executor;
-        /// Rows of a tenant that wait
+        /// Maximum number of rows of one tenant that wait
         tenant_rows: u32, --"layer-tenant-rows" "ROWS", Is("16384"), Executor;
-        /// Bytes of a tenant in shared memory and in messages on their way
+        /// Maximum number of bytes of one tenant in shared memory and in messages under way
         tenant_bytes: ByteCount, --"layer-tenant-bytes" "BYTES", Is("256MiB"), Executor;
-        /// Rows a tenant may have computed in a second
+        /// Maximum number of rows computed per second for one tenant
         rows_per_s: u32, --"layer-rows-per-s" "ROWS_PER_S", Preset::None, Executor;
-        /// Offers exact arithmetic, which sound masking takes: all weights are read and hashed at the start
+        /// Offers modular integer arithmetic, which secret sharing and one-time pads need: the start reads and hashes all weights
         exact: bool, --"layer-exact" "BOOL", Is("false"), Executor;
     }
 
     /// `[gateway]`: the process that speaks HTTP.
     GatewaySection = "gateway" {
-        /// Address and port to serve HTTP on, beyond loopback only with keys; port 0 takes any free one
+        /// Address and port of the HTTP server, beyond loopback only with keys; port 0 takes any free one
         listen: SocketAddr, --"listen" "ADDR:PORT", Is("127.0.0.1:8080"), Up;
-        /// Adapters are loaded over HTTP only from below this directory
+        /// Directory below which adapters may be loaded over HTTP
         adapter_root: PathBuf, --"adapter-root" "DIR", Is("."), Gateway;
         /// Hashed API keys with their roles (admin, user, metrics), made by `holobiont key add NAME`
         api_key_file: PathBuf, --"api-key-file" "FILE", Preset::None, Gateway;
-        /// Takes API keys from the registry of many hosts, and keeps them in api_key_file, where executors find them, too
+        /// Takes API keys from the shared registry and keeps them in api_key_file, where executors find them too
         shared_keys: bool, --"shared-keys" "BOOL", Is("false"), Gateway;
-        /// Longest body of a request
+        /// Maximum size of a request's body
         max_body_bytes: ByteCount, --"max-body-bytes" "BYTES", Is("8MiB"), Gateway;
-        /// Memory for what requests keep in the gateway (bodies, queued work, results nobody has fetched), all tenants together
+        /// Memory for what requests keep in the gateway (bodies, queued work, unread results), all tenants together
         memory_bytes: ByteCount, --"memory-bytes" "BYTES", Is("2GiB"), Gateway;
-        /// The part of it that one tenant may have; more is answered 429
+        /// Part of that memory that one tenant may have; more is answered 429
         tenant_memory_bytes: ByteCount, --"tenant-memory-bytes" "BYTES", Is("256MiB"), Gateway;
-        /// Sequences that wait for their turn, the longest burst; more are answered 429
+        /// Maximum number of sequences in the admission queue; more are answered 429
         max_sequences: u32, --"max-sequences" "N", Is("4096"), Gateway;
-        /// How long the requests of a tenant may wait for their turn for any length of time
-        target_delay_ms: u64, --"target-delay-ms" "MS", Is("250"), Gateway;
-        /// How long they may wait longer than that, as in a burst; then new ones are answered 429 with a forecast in `Retry-After`
-        delay_interval_ms: u64, --"delay-interval-ms" "MS", Is("5000"), Gateway;
-        /// Of an executor's places, those that tenants have together that want more than their part, as long as others
-        /// are served as they ask; 1 for all
-        flood_share: Share, --"flood-share" "SHARE", Is("0.0625"), Gateway;
-        /// Threads that move messages; text work has its own
+        /// CoDel target: queue delay of a tenant that may last for any length of time
+        codel_target_ms: u64, --"codel-target-ms" "MS", Is("250"), Gateway, was ["gateway"] "target_delay_ms" --"target-delay-ms";
+        /// CoDel interval: after this long above the target, new requests of the tenant are answered 429 with a forecast in
+        /// `Retry-After`
+        codel_interval_ms: u64, --"codel-interval-ms" "MS", Is("5000"), Gateway, was ["gateway"] "delay_interval_ms" --"delay-interval-ms";
+        /// Share of an executor's batch slots that over-quota tenants hold together while others are under quota; 1 is no limit
+        burst_share: Share, --"burst-share" "SHARE", Is("0.0625"), Gateway, was ["gateway"] "flood_share" --"flood-share";
+        /// Number of threads for network I/O; text work has threads of its own
         threads: u32, --"threads" "N", Is("1"), Gateway;
-        /// Listens beyond loopback without keys and under any host name: whoever reaches the port is an administrator
+        /// Allows an address beyond loopback without keys, under any host name: each client is an administrator
         insecure: bool, --"insecure" "BOOL", Is("false"), Gateway;
-        /// Most requests in a minute of a key that has no limit of its own, 0 for any number; more are answered 429
+        /// Maximum number of requests per minute of a key without a limit of its own; 0 is no limit, more are answered 429
         requests_per_min_per_key: u32, --"requests-per-min-per-key" "N", Is("0"), Gateway;
-        /// Most requests in a minute for an adapter, 0 for any number; more are answered 429
+        /// Maximum number of requests per minute for one adapter; 0 is no limit, more are answered 429
         requests_per_min_per_adapter: u32, --"requests-per-min-per-adapter" "N", Is("0"), Gateway;
-        /// Connections at once; more are answered 503
+        /// Maximum number of connections; more are answered 503
         max_connections: u32, --"max-connections" "N", Is("1024"), Gateway;
-        /// How long a request's head may take, and a connection be idle
+        /// Maximum time for the head of a request, and for an idle connection
         header_timeout_ms: u64, --"header-timeout-ms" "MS", Is("10000"), Gateway;
-        /// How long a request's body may take
+        /// Maximum time for the body of a request
         body_timeout_ms: u64, --"body-timeout-ms" "MS", Is("30000"), Gateway;
-        /// How long a reader may lag behind 4 KiB a second of its answer; then its request is cancelled
-        stall_timeout_ms: u64, --"stall-timeout-ms" "MS", Is("60000"), Gateway;
-        /// Web pages of these origins may ask from a browser, as `https://a,https://b`
+        /// Time that a client may read slower than 4 KiB a second; then its request is cancelled
+        client_write_timeout_ms: u64, --"client-write-timeout-ms" "MS", Is("60000"), Gateway,
+            was ["gateway"] "stall_timeout_ms" --"stall-timeout-ms";
+        /// Origins of web pages that may call the API from a browser, as `https://a,https://b`
         cors_origins: String, --"cors-origins" "A,B", Preset::None, Gateway;
-        /// Publishes vLLM's metric names beside our own
+        /// Publishes metrics under vLLM's names too
         vllm_metrics: bool, --"vllm-metrics" "BOOL", Is("false"), Gateway;
-        /// Adapters with metrics of their own; the rest share one label
+        /// Maximum number of adapters with metrics of their own; all others share one label
         max_adapter_labels: u32, --"max-adapter-labels" "N", Is("64"), Gateway;
-        /// Adapters in the registry
+        /// Maximum number of adapters in the registry
         max_adapters: u32, --"max-adapters" "N", Is("10000"), Gateway;
-        /// Longest file of an adapter
+        /// Maximum size of one file of an adapter
         max_adapter_file_bytes: ByteCount, --"max-adapter-file-bytes" "BYTES", Is("2GiB"), Gateway;
-        /// A PostgreSQL that many hosts have as their registry, as `postgres://USER@HOST/DATABASE`; its password comes from
-        /// PGPASSFILE or PGPASSWORD
+        /// PostgreSQL database that many hosts share as their registry, as `postgres://USER@HOST/DATABASE`; its password comes
+        /// from PGPASSFILE or PGPASSWORD
         registry: String, --"registry" "URL", Depends("a file in the state directory, of this host alone"), Gateway;
-        /// A bucket that these hosts keep adapters in, as `s3://BUCKET/PREFIX`; endpoint and keys come from the usual
-        /// AWS_... variables. Or a directory that all of them have, as `file:///DIRECTORY`
+        /// Object store of the shared registry's adapters, as `s3://BUCKET/PREFIX` with the usual AWS_... variables, or a shared
+        /// directory, as `file:///DIRECTORY`
         store: String, --"store" "URL", Depends("a folder in the state directory"), Gateway;
-        /// Adapters of that bucket that lie on this host; those used least recently make room
+        /// Disk space for local copies of the store's adapters; the least recently used are evicted
         store_cache_bytes: ByteCount, --"store-cache-bytes" "BYTES", Is("16GiB"), Gateway;
-        /// How long an executor may owe an answer before it counts as lost
-        silence_ms: u64, --"silence-ms" "MS", Is("30000"), Gateway;
+        /// Maximum silence of an executor that owes an answer, before it counts as lost
+        executor_timeout_ms: u64, --"executor-timeout-ms" "MS", Is("30000"), Gateway, was ["gateway"] "silence_ms" --"silence-ms";
         /// Certificate authority of executors on other hosts, in PEM
         executor_ca: PathBuf, --"executor-ca" "PEM", Preset::None, Gateway;
-        /// Certificate that the gateway shows them, in PEM; `holobiont cert --client NAME` makes one
+        /// Certificate of the gateway towards executors on other hosts, in PEM; `holobiont cert --client NAME` makes one
         executor_cert: PathBuf, --"executor-cert" "PEM", Preset::None, Gateway;
-        /// The certificate's private key, in PEM
+        /// Private key of that certificate, in PEM
         executor_cert_key: PathBuf, --"executor-cert-key" "PEM", Preset::None, Gateway;
-        /// Which of several executors gets a request: rank-aware, where it costs least, most-idle, first-fit, random, or
-        /// algo1-printed, as the paper prints it
-        routing: Routing, --"routing" "POLICY", Is("rank-aware"), Gateway;
-        /// How the model writes calls of tools: auto, as its chat template shows, hermes, llama3_json, mistral, pythonic,
-        /// granite, qwen3_coder, or none, which refuses tools
+        /// Tool-call format of the model: auto (from its chat template), hermes, llama3_json, mistral, pythonic, granite,
+        /// qwen3_coder, or none, which refuses tools
         tool_call_parser: ToolCallParser, --"tool-call-parser" "FORMAT", Is("auto"), Gateway;
-        /// What stands around the model's thoughts: auto, the tags that its chat template shows, think, mistral, or none, which
-        /// leaves them in the answer's text
+        /// Tags around the model's reasoning: auto (from its chat template), think, mistral, or none, which leaves reasoning in
+        /// the answer's text
         reasoning_parser: ReasoningParser, --"reasoning-parser" "TAGS", Is("auto"), Gateway;
-        /// Where traces go (OTLP over HTTP), in builds with the feature `otel`
+        /// Endpoint of traces (OTLP over HTTP), in builds with the feature `otel`
         otlp_endpoint: String, --"otlp-endpoint" "URL", Preset::None, Gateway;
     }
 
     /// `[training]`: the processes that train adapters.
     TrainingSection = "training" {
-        /// Trainers at once, each a process of its own; 0 for none
+        /// Maximum number of trainer processes; 0 starts none
         trainers: u32, --"max-trainers" "N", Is("4"), Up;
-        /// Cores that trainers compute on, as 6-7
+        /// Cores of the trainers, as 6-7
         cores: CoreList, --"trainer-cores" "LIST", Depends("wherever there is room"), Up;
-        /// Fine-tuning jobs that a tenant may have waiting or under way
+        /// Maximum number of fine-tuning jobs of one tenant that wait or run
         tenant_jobs: u32, --"tenant-jobs" "N", Is("16"), Gateway;
-        /// Steps of a fine-tuning job between two checkpoints, from which it goes on when a process or a host is lost
+        /// Number of steps between two checkpoints of a fine-tuning job, from which it resumes when a process or host is lost
         checkpoint_steps: u32, --"checkpoint-steps" "N", Is("50"), Gateway;
-        /// Longest file of training data
+        /// Maximum size of one file of training data
         max_training_file_bytes: ByteCount, --"max-training-file-bytes" "BYTES", Is("512MiB"), Gateway;
-        /// Files of training data of a tenant, together
+        /// Maximum size of one tenant's files of training data together
         tenant_training_bytes: ByteCount, --"tenant-training-bytes" "BYTES", Is("4GiB"), Gateway;
-        /// States of a tenant's training step by step, together; and as much again for the adapters that the tenant publishes
+        /// Maximum size of one tenant's states of Tinker training together, and of the adapters published from them
         tenant_state_bytes: ByteCount, --"tenant-state-bytes" "BYTES", Is("16GiB"), Gateway;
     }
 
     /// `[deployment]`: the processes together.
     DeploymentSection = "deployment" {
-        /// Directory for what outlives the processes, one deployment each
+        /// Directory of what outlives the processes; each deployment needs its own
         state: PathBuf, --"state" "DIR", Depends("`~/.local/share/holobiont/state`"), Up;
-        /// Form of the logs: human or json
+        /// Format of the logs: human or json
         log_format: LogFormat, --"log-format" "FORMAT", Depends("human on a terminal, else json"), Up;
-        /// How long running requests get at a stop
+        /// Time that running requests get to end at a stop
         grace_ms: u64, --"grace-ms" "MS", Is("10000"), Up;
-        /// So many deaths of a process within a minute end the deployment
-        max_deaths: NonZeroU32, --"max-deaths" "N", Is("5"), Up;
-        /// Wait before a dead process is started again; doubled for each death within a minute
+        /// Number of crashes of one process within a minute that ends the deployment
+        max_crashes_per_min: NonZeroU32, --"max-crashes-per-min" "N", Is("5"), Up, was ["deployment"] "max_deaths" --"max-deaths";
+        /// Delay before a crashed process is restarted; each crash within a minute doubles it
         restart_delay_ms: u64, --"restart-delay-ms" "MS", Is("100"), Up;
-        /// A process that gave no sign of life for so long is killed and started again: the executor says nothing within
-        /// a step, and those of large models on few cores are long
+        /// Maximum time without a heartbeat, after which a process is killed and restarted: an executor sends none within a step,
+        /// and a step of a large model on few cores is long
         watchdog_ms: NonZeroU64, --"watchdog-ms" "MS", Is("120000"), Up;
+    }
+
+    /// `[lab]`: experiments: ablations and baselines of the papers, and emulated hardware. No deployment needs it.
+    LabSection = "lab" {
+        /// Seed of random weights, for measurements: the model needs config.json and a tokenizer only
+        random_weights: u64, --"random-weights" "SEED", Preset::None, Executor, was ["model"] "random_weights" --"random-weights";
+        /// Emulated bandwidth of the link to the device
+        link_gbps: Gbps, --"link-gbps" "GBIT_PER_S", Preset::None, Executor, was ["executor"] "link_gbps" --"link-gbps";
+        /// Start of a request whose adapter the device lacks: cpu-assist (at once, on CPU workers), on-demand (after the load), or
+        /// cached (as if the device held each adapter)
+        cold_start: ColdStart, --"cold-start" "MODE", Is("cpu-assist"), Executor, was ["executor"] "cold_start" --"cold-start";
+        /// Eviction policy of a full tier: elora (ELORA's cost model), lru, rrip, or a variant of the paper's ablation
+        cache_policy: CachePolicy, --"cache-policy" "POLICY", Is("elora"), Executor, was ["memory"] "policy" --"cache-policy";
+        /// Batching of layer calls: opportunistic, none or lockstep
+        layer_batching: Batching, --"layer-batching" "POLICY", Is("opportunistic"), Executor,
+            was ["layers"] "batching" --"layer-batching";
+        /// Factor of the time that a layer call waits to be batched with others
+        layer_batch_wait_factor: WaitFactor, --"layer-batch-wait-factor" "FACTOR", Is("1"), Executor,
+            was ["layers"] "wait_factor" --"layer-wait-factor";
+        /// Routing of a request to one of several executors: rank-aware (least cost), most-idle, first-fit, random, or
+        /// algo1-printed (the paper's algorithm as printed)
+        routing: Routing, --"routing" "POLICY", Is("rank-aware"), Gateway, was ["gateway"] "routing" --"routing";
     }
 }
 
@@ -283,6 +292,7 @@ mod tests {
             GatewaySection::presets().set().count(),
             TrainingSection::presets().set().count(),
             DeploymentSection::presets().set().count(),
+            LabSection::presets().set().count(),
         ];
         let declared =
             |section: &&[Setting]| section.iter().filter(|setting| matches!(setting.preset, Is(_))).count();

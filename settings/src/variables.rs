@@ -116,7 +116,10 @@ impl Variable {
     /// If it begins like one of ours and is none.
     pub fn named(name: &str) -> Result<Self, UnknownVariable> {
         let Some(own) = name.strip_prefix(PREFIX) else { return Ok(Self::Other) };
-        if let Some(setting) = all().find(|setting| setting.variable() == name) {
+        let is_its = |setting: &&Setting| {
+            setting.variable() == name || setting.old_variable().as_deref() == Some(name)
+        };
+        if let Some(setting) = all().find(is_its) {
             return Ok(Self::Setting(setting));
         }
         if PICKER.iter().any(|setting| setting.variable() == name) {

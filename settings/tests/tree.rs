@@ -95,23 +95,24 @@ fn preset(setting: &Setting) -> String {
 
 /// `UPDATE_REFERENCE=1` writes the tables instead of comparing them.
 #[test]
-fn the_readme_has_the_tables_of_all_settings() {
-    let path = root().join("README.md");
-    let mut readme = fs::read_to_string(&path).unwrap();
-    let parts = [(SECTIONS, "| `[adapters]` |"), (&[PICKER] as &[&[Setting]], "\nIt has `--routing`")];
-    let mut from = 0;
-    for (sections, end) in parts {
-        let begin = from + readme[from..].find("| Section | Field |").unwrap();
-        let end = begin + readme[begin..].find(end).unwrap();
+fn the_documents_have_the_tables_of_all_settings() {
+    let (lab, main): (Vec<_>, Vec<_>) = SECTIONS.iter().partition(|section| section[0].is_lab());
+    let tables: [(&str, &[&[Setting]], &str); 3] = [
+        ("README.md", &main, "| `[adapters]` |"),
+        ("README.md", &[PICKER], "\nIt has `--routing`"),
+        ("docs/performance/README.md", &lab, "\nOptions of `[lab]`"),
+    ];
+    for (page, sections, end) in tables {
+        let path = root().join(page);
+        let mut text = fs::read_to_string(&path).unwrap();
+        let end = text.find(end).unwrap();
+        let begin = text[..end].rfind("| Section | Field |").unwrap();
         let table = table(sections);
         if std::env::var_os("UPDATE_REFERENCE").is_some() {
-            readme.replace_range(begin..end, &table);
+            text.replace_range(begin..end, &table);
+            fs::write(&path, text).unwrap();
         } else {
-            assert_eq!(&readme[begin..end], table, "UPDATE_REFERENCE=1 writes it again");
+            assert_eq!(&text[begin..end], table, "UPDATE_REFERENCE=1 writes it again");
         }
-        from = begin + table.len();
-    }
-    if std::env::var_os("UPDATE_REFERENCE").is_some() {
-        fs::write(&path, readme).unwrap();
     }
 }

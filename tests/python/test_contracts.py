@@ -112,7 +112,7 @@ def deployment(tmp_path_factory):
         f"--adapter=pirate={EXAMPLES / 'pirate'}",
         ADAPTER_ROOT=EXAMPLES,
         REQUESTS_PER_MIN_PER_ADAPTER=REQUESTS_PER_MIN,
-        MAX_DEATHS=100,
+        MAX_CRASHES_PER_MIN=100,
     )
     yield running
     running.stop()
@@ -293,7 +293,7 @@ def test_a_stream_outlives_the_executor_and_says_what_it_would_have_said(deploym
 
 
 def test_a_stream_whose_executor_does_not_come_back_ends_in_an_error_with_a_code(tmp_path):
-    deployment = Deployment(tmp_path, MAX_DEATHS=1, GRACE_MS=200)
+    deployment = Deployment(tmp_path, MAX_CRASHES_PER_MIN=1, GRACE_MS=200)
     try:
         stream = complete(deployment.client("alice"), **LONG, stream=True)
         with pytest.raises(openai.APIError) as caught:

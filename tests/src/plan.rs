@@ -148,7 +148,7 @@ impl Plan {
     #[must_use]
     pub fn streaming(self, layers_mib: u64) -> Self {
         let layers: u64 = fixtures::bytes_of_layers(layers_mib << 10).parse().expect("a number");
-        self.set("WEIGHT_BYTES", &(EMBEDDING_BYTES + layers).to_string())
+        self.set("RESIDENT_WEIGHT_BYTES", &(EMBEDDING_BYTES + layers).to_string())
     }
 
     /// Sets `HOLOBIONT_<name>` to bytes of what each layer has, as many as the whole model's layers would need.
@@ -174,7 +174,7 @@ impl Plan {
     /// Lets its processes die as often as it takes, and come back soon.
     #[must_use]
     pub fn restless(self) -> Self {
-        self.set("MAX_DEATHS", "1000000").set("RESTART_DELAY_MS", "0")
+        self.set("MAX_CRASHES_PER_MIN", "1000000").set("RESTART_DELAY_MS", "0")
     }
 
     /// Lets its processes die at `places`, as often as it takes, and come back soon.

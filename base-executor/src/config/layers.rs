@@ -46,7 +46,7 @@ pub struct LayerFlags {
     #[arg(long = "layer-batching", value_name = "POLICY")]
     pub batching: settings::Batching,
     /// Calls wait for company so many times as long as by default.
-    #[arg(long = "layer-wait-factor", value_name = "FACTOR")]
+    #[arg(long = "layer-batch-wait-factor", value_name = "FACTOR")]
     pub wait_factor: WaitFactor,
     /// Beside requests that are answered, training gets this share of the time that they take; with 0 a call every 5 s.
     #[arg(long = "layer-training-share", value_name = "SHARE")]

@@ -10,7 +10,7 @@ use super::ConfigError;
 #[derive(Debug, Clone, PartialEq, Args)]
 pub struct WeightFlags {
     /// Memory for weights [default: all of them are in memory].
-    #[arg(long = "weight-bytes", value_name = "BYTES")]
+    #[arg(long = "resident-weight-bytes", value_name = "BYTES")]
     pub bytes: Option<ByteCount>,
     /// Whether weights are read ahead of the pass, or only when it has come to them, for comparison.
     #[arg(

@@ -36,7 +36,7 @@ impl Drafting {
     /// Over this base, if draft adapters may draft.
     pub(super) fn new(config: &Config, base: SharedBase, cores: &[usize], account: &Account) -> Option<Self> {
         let options = options(config, cores);
-        let may = matches!(config.draft, Draft::Auto | Draft::Own);
+        let may = matches!(config.draft, Draft::Auto | Draft::EarlyExit);
         may.then(|| Self { base, options, account: account.clone() })
     }
 

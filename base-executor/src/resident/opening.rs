@@ -31,8 +31,7 @@ use crate::{
 };
 
 /// What to do about a base that is larger than memory.
-const SMALLER_BASE: &str =
-    "serve a smaller base, or one of fewer bits, or let most of it come from the disk (--weight-bytes)";
+const SMALLER_BASE: &str = "serve a smaller base, or one of fewer bits, or let most of it come from the disk (--resident-weight-bytes)";
 
 /// What a device does while a base is opened on it.
 pub(super) trait Opening {

@@ -109,7 +109,7 @@ async fn a_base_that_guesses_for_itself_says_what_it_says_anyway_and_sooner() {
     let place = place();
     let wanted = without_drafts(&place).await;
     place.arm(SLOW.0, SLOW.1);
-    for draft in ["self", "auto"] {
+    for draft in ["early-exit", "auto"] {
         let _process = start(&place, &["--draft", draft]);
         let mut gateway = Gateway::greet(&place.socket(), 2).await;
         let adapter = loaded(&mut gateway, &place, "adapter").await.adapter;
@@ -128,7 +128,7 @@ async fn a_base_that_guesses_for_itself_says_what_it_says_anyway_and_sooner() {
         assert_eq!(stats.memory.held.drafts_bytes, 0, "nothing of it is left");
         assert_eq!(
             stats.speculation.kind,
-            if draft == "self" { DraftKind::Nobody } else { DraftKind::Ngram }
+            if draft == "early-exit" { DraftKind::Nobody } else { DraftKind::Ngram }
         );
     }
 }
@@ -140,7 +140,7 @@ async fn drafts_come_are_replaced_and_go_while_requests_run() {
     // A twentieth of it is more than a guess takes, so that it is worth it in company too.
     place.arm(SLOW.0, "slow 20");
     // So little that texts make room for each other.
-    let _process = start(&place, &["--draft", "self", "--draft-bytes", "96KiB"]);
+    let _process = start(&place, &["--draft", "early-exit", "--draft-bytes", "96KiB"]);
     let mut gateway = Gateway::greet(&place.socket(), 2).await;
     let adapter = loaded(&mut gateway, &place, "adapter").await.adapter;
     let mut last: Option<[u8; 32]> = None;
@@ -173,7 +173,7 @@ async fn preempted_and_cold_requests_have_the_same_answers_beside_a_draft() {
     place.arm(SLOW.0, "slow 20");
     // Six of these do not fit together, and the link keeps the adapter on its way.
     let arguments =
-        ["--draft", "self", "--device-bytes", "160KiB", "--kv-bytes", "96KiB", "--link-gbps", "0.0002"];
+        ["--draft", "early-exit", "--device-bytes", "160KiB", "--kv-bytes", "96KiB", "--link-gbps", "0.0002"];
     let _process = start(&place, &arguments);
     let mut gateway = Gateway::greet(&place.socket(), 2).await;
     let adapter = loaded(&mut gateway, &place, "adapter").await.adapter;
@@ -188,7 +188,7 @@ async fn preempted_and_cold_requests_have_the_same_answers_beside_a_draft() {
 async fn a_draft_answers_nobody_and_one_that_cannot_be_computed_is_refused_by_name() {
     let place = place();
     write_draft(&place.path("unordered"), 1, Some(&[4, 2]), 1.0);
-    let _process = start(&place, &["--draft", "self", "--draft-bytes", "1KiB"]);
+    let _process = start(&place, &["--draft", "early-exit", "--draft-bytes", "1KiB"]);
     let mut gateway = Gateway::greet(&place.socket(), 1).await;
     for (name, why) in [
         ("deep", "a draft of 8 layers cannot be: the base has 2"),
@@ -222,17 +222,19 @@ async fn a_streamed_base_guesses_with_what_is_pinned_and_reads_nothing_for_it() 
     let wanted = one_by_one(&mut gateway, &asks(1, None)).await;
     let whole = gateway.stats().await.memory.held.weights_bytes;
     drop(process);
-    let least = place.start_with(&["--weight-bytes", "1"]).fails(1);
+    let least = place.start_with(&["--resident-weight-bytes", "1"]).fails(1);
     let least = least.split("take ").nth(1).and_then(|rest| rest.split(';').next());
     let least: u64 = least.unwrap().parse().unwrap();
     // Half of what the least bound leaves on the disk, and a disk that is slower than any guess.
     let bound = (least + (whole - least) / 2).to_string();
-    let _process = start(&place, &["--draft", "auto", "--weight-bytes", &bound, "--weight-disk-gbps", "0.2"]);
+    let _process =
+        start(&place, &["--draft", "auto", "--resident-weight-bytes", &bound, "--weight-disk-gbps", "0.2"]);
     let mut gateway = Gateway::greet(&place.socket(), 2).await;
     let (code, message) = refused(&mut gateway, &place, "deep").await;
     assert_eq!(code, ErrorCode::InvalidAdapter);
     assert!(
-        message.contains("computes 8 layers, and the base has") && message.contains("raise --weight-bytes")
+        message.contains("computes 8 layers, and the base has")
+            && message.contains("raise --resident-weight-bytes")
     );
     assert_eq!(together(&mut gateway, &asks(11, None)).await, wanted);
     let plain = gateway.stats().await;

@@ -75,14 +75,15 @@ async fn sums_doras_embeddings_and_saved_modules_give_the_tokens_of_peft() {
 async fn a_dora_over_weights_that_come_from_a_disk_is_refused_by_name() {
     let place = Place::new();
     let model = golden("models/llama-tied");
-    let told = Process(place.command_for(&model, "", &["--weight-bytes", "1"]).spawn().unwrap()).fails(1);
+    let told =
+        Process(place.command_for(&model, "", &["--resident-weight-bytes", "1"]).spawn().unwrap()).fails(1);
     let least = told.split("take ").nth(1).and_then(|rest| rest.split(';').next()).unwrap();
-    let _process = start(&place, "llama-tied", &["--weight-bytes", least]);
+    let _process = start(&place, "llama-tied", &["--resident-weight-bytes", least]);
     let mut gateway = Gateway::greet(&place.socket(), 1).await;
     let answer = load(&mut gateway, vec![part("dora/llama-tied/everything", 1.0)]).await;
     let ToGateway::Failed(failed) = answer else { panic!("it is refused: {answer:?}") };
     assert_eq!(failed.error.code, ErrorCode::InvalidAdapter);
-    for said in ["use_dora", "self_attn.q_proj", "--weight-bytes"] {
+    for said in ["use_dora", "self_attn.q_proj", "--resident-weight-bytes"] {
         assert!(failed.error.message.contains(said), "{}", failed.error.message);
     }
     let answer = load(&mut gateway, vec![part("llama-tied/rank4-attention", 1.0)]).await;

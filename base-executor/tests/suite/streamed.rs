@@ -11,10 +11,10 @@ use crate::{
     process::{Place, Process},
 };
 
-/// The least that `--weight-bytes` may be, as the program says.
+/// The least that `--resident-weight-bytes` may be, as the program says.
 fn least(place: &Place) -> String {
-    let line = place.start_with(&["--weight-bytes", "1"]).fails(1);
-    assert!(line.contains("--weight-bytes") && line.contains("raise the bound"), "{line}");
+    let line = place.start_with(&["--resident-weight-bytes", "1"]).fails(1);
+    assert!(line.contains("--resident-weight-bytes") && line.contains("raise the bound"), "{line}");
     let bytes = line.split("take ").nth(1).and_then(|rest| rest.split(';').next());
     bytes.unwrap_or_else(|| panic!("no number in: {line}")).to_owned()
 }
@@ -48,7 +48,7 @@ async fn a_streamed_base_answers_as_one_in_memory_and_tells_what_it_reads() {
     drop(resident);
     let ways: [&[&str]; 3] = [&[], &["--weight-reads", "std"], &["--weight-disk-gbps", "0.5"]];
     for way in ways {
-        let process = start(&place, &[&["--weight-bytes", &bound], way].concat());
+        let process = start(&place, &[&["--resident-weight-bytes", &bound], way].concat());
         assert_eq!(talk(&place).await, wanted, "{way:?}");
         let mut gateway = Gateway::greet(&place.socket(), 2).await;
         let memory = gateway.stats().await.memory;
@@ -62,7 +62,7 @@ async fn a_streamed_base_answers_as_one_in_memory_and_tells_what_it_reads() {
 async fn weights_that_cannot_be_read_are_the_error_of_their_requests_and_slow_ones_only_slow() {
     let place = Place::new();
     let bound = least(&place);
-    let _process = start(&place, &["--weight-bytes", &bound]);
+    let _process = start(&place, &["--resident-weight-bytes", &bound]);
     let wanted = talk(&place).await;
     place.arm("weights.read", "fail");
     let mut gateway = Gateway::greet(&place.socket(), 2).await;
@@ -84,7 +84,7 @@ async fn weights_that_cannot_be_read_are_the_error_of_their_requests_and_slow_on
 async fn a_file_that_was_damaged_fails_requests_in_words_and_the_next_start_makes_it_anew() {
     let place = Place::new();
     let bound = least(&place);
-    let process = start(&place, &["--weight-bytes", &bound]);
+    let process = start(&place, &["--resident-weight-bytes", &bound]);
     let wanted = talk(&place).await;
     let path = place.path("private/weights/packed.weights");
     let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
@@ -94,7 +94,7 @@ async fn a_file_that_was_damaged_fails_requests_in_words_and_the_next_start_make
     let error = gateway.outputs(9).await.last().and_then(|output| output.error.clone()).unwrap();
     assert!(error.message.contains("cannot read its weights"), "{}", error.message);
     drop(process);
-    let _process = start(&place, &["--weight-bytes", &bound]);
+    let _process = start(&place, &["--resident-weight-bytes", &bound]);
     assert_eq!(talk(&place).await, wanted);
 }
 
@@ -107,11 +107,11 @@ async fn killed_as_it_packs_or_in_a_sweep_the_next_start_goes_on() {
     drop(resident);
     for (failpoint, what) in [("weights.packed_matrix", "kill 5"), ("weights.before_rename", "kill")] {
         place.arm(failpoint, what);
-        place.start_with(&["--weight-bytes", &bound]).dies();
+        place.start_with(&["--resident-weight-bytes", &bound]).dies();
         assert!(place.has_fired(failpoint));
     }
     for failpoint in ["forward.after_o", "weights.read"] {
-        let process = start(&place, &["--weight-bytes", &bound]);
+        let process = start(&place, &["--resident-weight-bytes", &bound]);
         assert_eq!(talk(&place).await, wanted);
         // Greeted before: it may read ahead, and die of that, at any time.
         let mut gateway = Gateway::greet(&place.socket(), 2).await;
@@ -119,7 +119,7 @@ async fn killed_as_it_packs_or_in_a_sweep_the_next_start_goes_on() {
         gateway.send(ToExecutor::Generate(request(9, prompt(9, 20), 50))).await;
         process.dies();
     }
-    let _process = start(&place, &["--weight-bytes", &bound]);
+    let _process = start(&place, &["--resident-weight-bytes", &bound]);
     assert_eq!(talk(&place).await, wanted);
 }
 
@@ -142,7 +142,7 @@ async fn a_real_base_holds_no_more_memory_than_it_may() {
     let bound = 24 << 20;
     let mut held = Vec::new();
     let mut tokens = Vec::new();
-    for arguments in [&[][..], &["--weight-bytes", "24MiB"]] {
+    for arguments in [&[][..], &["--resident-weight-bytes", "24MiB"]] {
         // One core: a pass has scratch for each.
         let fixed = ["--kv-bytes", "16MiB", "--cold-start", "on-demand", "--max-workers", "0"];
         let mut process =
@@ -167,7 +167,7 @@ fn a_base_that_its_process_cannot_hold_is_refused_before_it_is_read() {
     let place = Place::new();
     let arguments = ["--process-memory", "60MiB", "--kv-bytes", "8MiB", "--max-workers", "0"];
     let told = Process(place.command_for(&real_model(), "", &arguments).spawn().unwrap()).fails(1);
-    assert!(told.contains("no memory for weights") && told.contains("--weight-bytes"), "{told}");
+    assert!(told.contains("no memory for weights") && told.contains("--resident-weight-bytes"), "{told}");
 }
 
 #[tokio::test]
@@ -181,9 +181,9 @@ async fn in_a_control_group_that_a_base_does_not_fit_into_it_is_served_from_the_
         Process(place.command_for(&model, &group.enter(), &[&fixed[..], more].concat()).spawn().unwrap())
     };
     let told = start(&[]).fails(1);
-    assert!(told.contains("no memory for weights") && told.contains("--weight-bytes"), "{told}");
+    assert!(told.contains("no memory for weights") && told.contains("--resident-weight-bytes"), "{told}");
     // The same base is packed and served there.
-    let mut process = start(&["--weight-bytes", "24MiB"]);
+    let mut process = start(&["--resident-weight-bytes", "24MiB"]);
     process.ready();
     let tokens = talk(&place).await;
     assert!(tokens.iter().all(|tokens| tokens.len() == 12), "{tokens:?}");

@@ -75,7 +75,7 @@ impl Fleet {
         let file = folder.path().join("deployment.toml");
         let executors: String =
             NAMES.iter().map(|name| format!("[[executor]]\nname = \"{name}\"\n\n")).collect();
-        let gateway = format!("[gateway]\nrouting = \"{}\"\n\n[workers]\ncount = 0\n\n", policy.name());
+        let gateway = format!("[lab]\nrouting = \"{}\"\n\n[workers]\ncount = 0\n\n", policy.name());
         fs::write(&file, gateway + &executors).with_context(|| format!("cannot write {}", file.display()))?;
         let installation = Installation {
             binaries: config.ours.clone(),

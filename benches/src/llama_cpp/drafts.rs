@@ -77,7 +77,7 @@ impl Servers {
         };
         let by_itself = setup.config.draft_adapter.as_ref().map(|folder| {
             let adapter = NamedAdapter { name: "guesses".to_owned(), folder: folder.clone() };
-            ours("self", "self", &[adapter])
+            ours("self", "early-exit", &[adapter])
         });
         Ok(Self {
             drafting: ours("ngram", "ngram", &[])?,

@@ -18,11 +18,11 @@ kv_bytes = "1536 MiB"
 [gateway]
 listen = "127.0.0.1:0"
 insecure = false
-stall_timeout_ms = 60_000
+client_write_timeout_ms = 60_000
 
 [deployment]
 log_format = "json"
-max_deaths = 5
+max_crashes_per_min = 5
 
 [adapters]
 mine = "adapters/mine"
@@ -46,7 +46,7 @@ pub(super) fn deployment_files() -> Vec<Seed> {
         ("a number of 2^32", "[executor]\nmax_running = 4294967296", "max_running"),
         ("a number of 2^64", "[executor]\nmax_running = 18446744073709551616", ""),
         ("a number of -1", "[gateway]\nthreads = -1", "threads"),
-        ("no death at all", "[deployment]\nmax_deaths = 0", "max_deaths"),
+        ("no crash at all", "[deployment]\nmax_crashes_per_min = 0", "max_deaths"),
         ("bytes without end", "[executor]\nkv_bytes = '999999999999 TiB'", "kv_bytes"),
         ("bytes that are no number", "[executor]\nkv_bytes = nan", "kv_bytes"),
         ("a date", "[model]\nname = 1979-05-27T07:32:00Z", "name"),

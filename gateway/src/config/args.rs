@@ -56,7 +56,7 @@ pub struct Args {
     pub grace_ms: u64,
     /// Milliseconds after which an executor that owes an answer and is silent counts as lost
     #[arg(long, value_name = "N")]
-    pub silence_ms: u64,
+    pub executor_timeout_ms: u64,
     /// Threads that move messages; text work has its own
     #[arg(long, value_name = "N")]
     pub threads: usize,
@@ -164,13 +164,13 @@ pub struct AdmissionArgs {
     pub max_sequences: usize,
     /// Milliseconds that the requests of a tenant may wait for their turn for any length of time
     #[arg(long, value_name = "N")]
-    pub target_delay_ms: u64,
+    pub codel_target_ms: u64,
     /// Milliseconds for which they may wait longer than that, as in a burst; then new ones are answered with 429
     #[arg(long, value_name = "N")]
-    pub delay_interval_ms: u64,
+    pub codel_interval_ms: u64,
     /// Of an executor's places, those that tenants have together that want more than their part, beside others
     #[arg(long, value_name = "SHARE")]
-    pub flood_share: Share,
+    pub burst_share: Share,
 }
 
 /// Settings about connections.
@@ -196,7 +196,7 @@ pub struct ConnectionArgs {
     pub body_timeout_ms: u64,
     /// Milliseconds after which a reader that takes nothing is cut off and its request cancelled
     #[arg(long, value_name = "N")]
-    pub stall_timeout_ms: u64,
+    pub client_write_timeout_ms: u64,
 }
 
 /// Settings about figures and traces.
@@ -289,7 +289,7 @@ impl From<&ConnectionArgs> for ConnectionLimits {
             max_connections: args.max_connections,
             header_timeout: Duration::from_millis(args.header_timeout_ms),
             body_timeout: Duration::from_millis(args.body_timeout_ms),
-            stall_timeout: Duration::from_millis(args.stall_timeout_ms),
+            stall_timeout: Duration::from_millis(args.client_write_timeout_ms),
         }
     }
 }

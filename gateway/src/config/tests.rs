@@ -109,7 +109,7 @@ fn a_limit_of_nothing_is_refused_by_name() {
         "max-connections",
         "body-timeout-ms",
         "max-adapters",
-        "target-delay-ms",
+        "codel-target-ms",
         "tenant-jobs",
         "checkpoint-steps",
     ] {

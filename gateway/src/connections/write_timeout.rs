@@ -52,7 +52,7 @@ impl<T> WriteTimeout<T> {
             let begin = || Waiting { since: Instant::now(), deadline: Box::pin(sleep(self.pace.left())) };
             ready!(self.waiting.get_or_insert_with(begin).deadline.as_mut().poll(cx));
             let message = format!(
-                "the reader lags too far (--stall-timeout-ms) behind {LEAST_BYTES_PER_S} bytes a second"
+                "the reader lags too far (--client-write-timeout-ms) behind {LEAST_BYTES_PER_S} bytes a second"
             );
             return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, message)));
         }

@@ -25,7 +25,7 @@ pub enum Refused {
     },
     /// The tenant's requests wait for longer than they should, and have done so for some time.
     #[error(
-        "requests have waited for longer than {target_ms} ms (--target-delay-ms) for some time; a new one would wait \
+        "requests have waited for longer than {target_ms} ms (--codel-target-ms) for some time; a new one would wait \
          about {wait_s} s, try again then"
     )]
     Overload {

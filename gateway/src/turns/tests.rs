@@ -43,7 +43,7 @@ impl Bench {
     fn new(classes: &[&str]) -> Self {
         let classes = Arc::new(Classes::new(classes.iter().map(|text| text.parse().unwrap()).collect()));
         let clock = Arc::new(TestClock(Mutex::new(std::time::Instant::now())));
-        let limits = TurnLimits { max_sequences: 100, delays: DelayLimits::default(), flood_share: 1.0 };
+        let limits = TurnLimits { max_sequences: 100, delays: DelayLimits::default(), burst_share: 1.0 };
         let desk = Desk::new(limits, Arc::clone(&classes), Arc::clone(&clock) as _);
         Self { desk, classes, clock, waiting: Vec::new() }
     }

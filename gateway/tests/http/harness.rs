@@ -141,7 +141,7 @@ pub(crate) fn config(directory: &TempDir) -> Config {
         routing: Policy::default(),
         parsers: Parsers { calls: ToolCallParser::Auto, reasoning: ReasoningParser::Auto },
         classes: Vec::new(),
-        turns: TurnLimits { max_sequences: 64, delays: DelayLimits::default(), flood_share: 0.0625 },
+        turns: TurnLimits { max_sequences: 64, delays: DelayLimits::default(), burst_share: 0.0625 },
         executor: ExecutorLimits { max_sequences: 64, silence: WATCHDOG },
         training: TrainingLimits::default(),
         grace: Duration::from_millis(200),

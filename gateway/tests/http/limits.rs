@@ -131,7 +131,7 @@ async fn a_queue_that_stands_is_refused_with_a_forecast_and_one_that_has_gone_is
     assert_eq!((refused.status, refused.code().as_str()), (429, "queue_full"));
     let wait_s: u32 = refused.header("retry-after").unwrap().parse().unwrap();
     assert!(wait_s >= 2, "nobody had a turn for 1.2 s, which the next has to wait for too, not {wait_s} s");
-    assert!(refused.body.contains("--target-delay-ms"), "{}", refused.body);
+    assert!(refused.body.contains("--codel-target-ms"), "{}", refused.body);
     drop(running);
     eventually_async("it is let in", async || ask().await.is_none()).await;
 }

@@ -15,7 +15,7 @@ use model::{
     sources::random::{RandomSource, RandomSourceError},
 };
 
-use settings::{CoreList, DeviceChoice};
+use settings::{CoreList, DeviceChoice, renamed};
 
 use crate::{
     deployment::{
@@ -49,6 +49,10 @@ pub(crate) fn run(arguments: &CheckArguments, terminal: Terminal) -> Result<(), 
     let (findings, exit) = match Config::layered(Config::default(), file) {
         Ok(config) => {
             let mut findings = vec![Finding::ok(name, "every key is known and every value possible")];
+            let renamed = config.renamed.iter().cloned().chain(renamed::in_use());
+            findings.extend(renamed.map(|renamed| {
+                Finding::warn(renamed.old.clone(), renamed.to_string(), "write the new name")
+            }));
             findings.extend(deployment(&config, &Home::from_environment()));
             let lines = Lines::of(file);
             findings.iter_mut().for_each(|finding| lines.point_at(finding));
@@ -139,7 +143,7 @@ fn said_finding(name: &str, is_usable: bool, said: &[u8], else_fix: &str) -> Fin
 
 /// A model whose weights are made of a number: its shape, and a tokenizer for the gateway.
 fn random_model(path: &Path, seed: u64) -> Finding {
-    const NAME: &str = "[model] random_weights";
+    const NAME: &str = "[lab] random_weights";
     let shape = match RandomSource::open(path, seed) {
         Ok(source) => source,
         Err(error @ RandomSourceError::Read { .. }) => {
@@ -165,7 +169,7 @@ fn model(config: &Config, home: &Home) -> Finding {
         Ok(path) => path,
         Err(error) => return Finding::error(NAME, &error),
     };
-    if let Some(seed) = config.model.random_weights {
+    if let Some(seed) = config.lab.random_weights {
         return random_model(&path, seed);
     }
     let opened = model::sources::open::open(&path).map(|weights| (weights.config().clone(), path.clone()));

@@ -35,7 +35,7 @@ use std::{
     path::PathBuf,
 };
 
-use settings::{LogFormat, SettingFlags};
+use settings::{LogFormat, SettingFlags, renamed};
 
 use crate::{
     deployment::{
@@ -96,6 +96,7 @@ pub(crate) fn run(arguments: UpArguments, terminal: Terminal) -> Result<(), UpEr
     let log = LogSink::open(&state.logs())
         .map_err(|source| UpError::Log { path: log_directory(&state_path), source })?;
     start_logs(plan.log_format, terminal, log.clone());
+    config.renamed.iter().chain(&renamed::in_use()).for_each(|renamed| tracing::warn!("{renamed}"));
     plan.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
 
     let runtime =

@@ -5,6 +5,7 @@
 //! set is not passed on: the process that it is for holds itself to the same declaration.
 
 pub(crate) mod executors;
+mod old_names;
 
 use std::{
     collections::BTreeMap,
@@ -19,8 +20,9 @@ use std::{
 
 use serde::{Deserialize, Deserializer, de};
 use settings::{
-    DeploymentSection, ExecutorSection, GatewaySection, LayersSection, MemoryPart, MemorySection,
+    DeploymentSection, ExecutorSection, GatewaySection, LabSection, LayersSection, MemoryPart, MemorySection,
     ModelSection, ServiceClass, Setting, SettingFlags, SpeculationSection, TrainingSection, WorkersSection,
+    renamed::Renamed,
     variables::{UnknownVariable, Variable},
 };
 
@@ -111,11 +113,16 @@ pub(crate) struct Config {
     pub(crate) training: TrainingSection,
     /// `[deployment]`.
     pub(crate) deployment: DeploymentSection,
+    /// `[lab]`.
+    pub(crate) lab: LabSection,
     /// `[adapters]`: directories by name.
     pub(crate) adapters: BTreeMap<String, PathBuf>,
     /// `[[class]]`: what is promised to tenants and adapters.
     #[serde(deserialize_with = "classes")]
     pub(crate) class: Vec<ServiceClass>,
+    /// Names of older versions that the file has.
+    #[serde(skip)]
+    pub(crate) renamed: Vec<Renamed>,
 }
 
 impl Config {
@@ -139,7 +146,11 @@ impl Config {
 
     /// Reads the text of a deployment file, and leaves its paths as they are.
     pub(crate) fn parse(text: &str) -> Result<Self, toml::de::Error> {
-        toml::from_str(text)
+        match old_names::replaced(text) {
+            Some((table, renamed)) => Ok(Self { renamed, ..Self::deserialize(table)? }),
+            // Errors of a text name the line.
+            None => toml::from_str(text),
+        }
     }
 
     /// Reads the layer that flags make.
@@ -154,6 +165,9 @@ impl Config {
         variables: impl IntoIterator<Item = (String, String)>,
     ) -> Result<Self, ConfigError> {
         let mut layer = Self::default();
+        let mut variables: Vec<_> = variables.into_iter().collect();
+        // A variable wins over its own older name.
+        variables.sort_by_key(|(name, _)| matches!(Variable::named(name), Ok(Variable::Setting(setting)) if setting.variable() != *name));
         for (name, value) in variables {
             match Variable::named(&name)? {
                 Variable::Setting(setting) => layer = layer.or(Self::one(setting, &value, || name)?),
@@ -186,8 +200,10 @@ impl Config {
             gateway: self.gateway.or(lower.gateway),
             training: self.training.or(lower.training),
             deployment: self.deployment.or(lower.deployment),
+            lab: self.lab.or(lower.lab),
             adapters,
             class: if self.class.is_empty() { lower.class } else { self.class },
+            renamed: [self.renamed, lower.renamed].concat(),
         }
     }
 
@@ -201,7 +217,7 @@ impl Config {
             .chain(self.speculation.set())
             .chain(self.workers.set());
         let serving = self.layers.set().chain(self.gateway.set()).chain(self.training.set());
-        computing.chain(serving).chain(self.deployment.set())
+        computing.chain(serving).chain(self.deployment.set()).chain(self.lab.set())
     }
 
     /// What holds for each executor that is started here, by its name; a single one has none.
@@ -231,6 +247,7 @@ impl Config {
         config.executor = Executors { common: common.or(entry.executor.clone()), each: Vec::new() };
         config.memory = entry.memory.clone().or(self.memory.clone());
         config.workers = entry.workers.clone().or(self.workers.clone());
+        config.lab = entry.lab.clone().or(self.lab.clone());
         if entry.memory.directory.is_none() {
             config.memory.directory =
                 self.memory.directory.as_ref().map(|directory| directory.join(&entry.name));
@@ -274,7 +291,10 @@ impl Config {
         let deployment = self.deployment.clone().or(DeploymentSection::presets());
         let delay_ms = deployment.restart_delay_ms.expect("the delay has a preset");
         RestartPolicy {
-            max_deaths: deployment.max_deaths.map(NonZeroU32::get).expect("the deaths have a preset"),
+            max_crashes_per_min: deployment
+                .max_crashes_per_min
+                .map(NonZeroU32::get)
+                .expect("the number of crashes has a preset"),
             first_delay: Duration::from_millis(delay_ms),
         }
     }
@@ -335,8 +355,8 @@ pub(crate) struct Member {
 /// How often a process may die, and how soon it is started again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RestartPolicy {
-    /// So many deaths within a minute are enough.
-    pub(crate) max_deaths: u32,
+    /// Number of crashes within a minute that ends the deployment.
+    pub(crate) max_crashes_per_min: u32,
     /// Wait after the first death; each further one within the minute doubles it.
     pub(crate) first_delay: Duration,
 }

@@ -213,7 +213,7 @@ fn the_log_hears_draining_processes_whose_supervisor_was_killed() {
 fn a_crash_loop_is_visible_and_ends_as_the_deployment_file_says() {
     let stage = Stage::new();
     let file = stage.home.path().join("deployment.toml");
-    fs::write(&file, "[deployment]\nmax_deaths = 2\nrestart_delay_ms = 1\n").unwrap();
+    fs::write(&file, "[deployment]\nmax_crashes_per_min = 2\nrestart_delay_ms = 1\n").unwrap();
     let mut command = stage.command(&["up", "--listen", "127.0.0.1:0"]);
     let ended = run(command.arg("--config").arg(&file).env("FAKE_GATEWAY", "die"));
     assert_eq!(ended.status.code(), Some(1), "{}", ended.err);

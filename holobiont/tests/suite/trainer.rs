@@ -59,7 +59,7 @@ fn a_trainer_that_keeps_dying_is_given_up_and_the_deployment_goes_on() {
     for behaviour in ["die", "refuse"] {
         let stage = Stage::new();
         let running =
-            up(with_trainer(&stage).env("HOLOBIONT_MAX_DEATHS", "3").env("FAKE_TRAINER", behaviour));
+            up(with_trainer(&stage).env("HOLOBIONT_MAX_CRASHES_PER_MIN", "3").env("FAKE_TRAINER", behaviour));
         running.wait_for_err("died too often and is given up; nothing is trained any more");
         running.signal(Signal::INT);
         let ended = running.end();

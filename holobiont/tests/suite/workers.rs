@@ -64,7 +64,7 @@ fn a_worker_that_keeps_dying_is_given_up_and_the_deployment_goes_on() {
         let stage = Stage::new();
         let mut command = stage.command(&["up", "--listen", "127.0.0.1:0", "--workers", "1"]);
         command.env("HOLOBIONT_WORKERS_CORES", "0").env("HOLOBIONT_RESTART_DELAY_MS", "1");
-        command.env("HOLOBIONT_MAX_DEATHS", "3");
+        command.env("HOLOBIONT_MAX_CRASHES_PER_MIN", "3");
         let running = up(command.env("FAKE_WORKER", behaviour));
         running.wait_for_err("died too often and is given up");
         running.signal(Signal::INT);

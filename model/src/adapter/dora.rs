@@ -28,7 +28,7 @@ pub enum DoraError {
     /// The weights it scales are not at hand.
     #[error(
         "it is a DoRA (`use_dora`), which needs the base's own weights of `{module}`, and these are not in the host's memory: \
-         raise --weight-bytes, or serve it from a base on the CPU"
+         raise --resident-weight-bytes, or serve it from a base on the CPU"
     )]
     NoWeights {
         /// The layer.

@@ -25,7 +25,7 @@ use crate::{
 pub enum FirstLayersError {
     /// They are on a disk.
     #[error(
-        "the draft computes {wanted} layers, and the base has {in_memory} in memory: raise --weight-bytes, or take a draft of \
+        "the draft computes {wanted} layers, and the base has {in_memory} in memory: raise --resident-weight-bytes, or take a draft of \
          fewer layers"
     )]
     NotInMemory {
@@ -36,7 +36,7 @@ pub enum FirstLayersError {
     },
     /// So is what every pass begins or ends with.
     #[error(
-        "the draft needs the base's {0} in memory, and it comes from the disk: raise --weight-bytes or leave it out"
+        "the draft needs the base's {0} in memory, and it comes from the disk: raise --resident-weight-bytes or leave it out"
     )]
     NoEnd(&'static str),
     /// There is no memory for the shortlist's rows of the head.

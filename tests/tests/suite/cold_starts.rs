@@ -207,7 +207,7 @@ fn on_demand_a_request_waits_for_its_adapter_while_others_go_on() {
 #[test]
 fn a_worker_that_keeps_dying_is_given_up_and_its_part_is_computed() {
     watched(|| {
-        let plan = Plan::bare().set("MAX_DEATHS", "3").set("RESTART_DELAY_MS", "0");
+        let plan = Plan::bare().set("MAX_CRASHES_PER_MIN", "3").set("RESTART_DELAY_MS", "0");
         let (deployment, ask, golden) = with_cold_pirate(&plan, 0.000025);
         for _ in 0..3 {
             let mut worker = None;

@@ -104,7 +104,7 @@ const SILENCE_MS: &str = "3000";
 #[test]
 fn a_stopped_executor_counts_as_dead_until_it_goes_on() {
     watched(|| {
-        let deployment = start(&two().set("SILENCE_MS", SILENCE_MS));
+        let deployment = start(&two().set("EXECUTOR_TIMEOUT_MS", SILENCE_MS));
         let client = &deployment.client;
         let (variants, models) = variants(client, &deployment.place().adapters());
         let mut traffic = Traffic::begin(client, &variants, &models, CLIENTS);

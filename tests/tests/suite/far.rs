@@ -26,7 +26,7 @@ const FAR: usize = 1;
 
 /// One executor here, and one there.
 fn mixed(far: &FarExecutor) -> Deployment {
-    let plan = Plan::bare().executors(&["near"]).workers(0).set("SILENCE_MS", SILENCE_MS);
+    let plan = Plan::bare().executors(&["near"]).workers(0).set("EXECUTOR_TIMEOUT_MS", SILENCE_MS);
     let deployment = far.of(plan, "far").start();
     eventually("both serve", || states(&deployment.client) == ["ready", "ready"]);
     deployment
@@ -92,7 +92,7 @@ fn a_far_executor_alone_is_enough_and_no_weights_are_loaded_here() {
     watched(|| {
         let far = FarExecutor::start(&[]);
         let plan = far.of(Plan::bare().workers(0), "far");
-        let (plan, place) = (plan.set("SILENCE_MS", SILENCE_MS), Arc::new(e2e_tests::Place::new()));
+        let (plan, place) = (plan.set("EXECUTOR_TIMEOUT_MS", SILENCE_MS), Arc::new(e2e_tests::Place::new()));
         let deployment = plan.start_in(place);
         assert!(deployment.processes(e2e_tests::Process::Executor).is_empty());
         let reply = deployment.client.ask(&e2e_tests::Ask::new(BASE, vec![1, 2, 3], 4));

@@ -22,7 +22,7 @@ fn a_burst_of_five_hundred_requests_is_served() {
     watched(|| {
         // A busy machine may take more than the five seconds of the default until it has sent all of them, and what comes
         // later than the interval is no burst.
-        let deployment = Plan::bare().set("DELAY_INTERVAL_MS", "120000").start();
+        let deployment = Plan::bare().set("CODEL_INTERVAL_MS", "120000").start();
         let together = Barrier::new(BURST as usize);
         let served = AtomicUsize::new(0);
         thread::scope(|scope| {
@@ -75,7 +75,7 @@ struct Tally {
 fn under_a_sustained_overload_most_are_refused_and_the_others_wait_for_few() {
     watched(|| {
         let plan = Plan::bare().set("MAX_RUNNING", RUNNING);
-        let plan = plan.set("TARGET_DELAY_MS", "50").set("DELAY_INTERVAL_MS", "500");
+        let plan = plan.set("CODEL_TARGET_MS", "50").set("CODEL_INTERVAL_MS", "500");
         let deployment = plan.start();
         let tally = Arc::new(Tally::default());
         thread::scope(|scope| {

@@ -206,7 +206,7 @@ fn drafts_that_are_models_change_no_answer() {
         let guesses = draft.path().join("guesses");
         direct_adapters::write_draft(&guesses);
         for (way, setting) in
-            [("model", fixtures::model().display().to_string()), ("self", "self".to_owned())]
+            [("model", fixtures::model().display().to_string()), ("self", "early-exit".to_owned())]
         {
             let (deployment, _places) = slowed(&setting, draft.path());
             let client = &deployment.client;

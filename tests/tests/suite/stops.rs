@@ -38,7 +38,7 @@ fn variants(client: &Client, plan_place: &std::path::Path) -> (Arc<Variants>, Ve
 #[test]
 fn a_process_may_be_stopped_for_any_time_and_every_token_stays_golden() {
     watched(|| {
-        let plan = Plan::bare().set("SILENCE_MS", &SILENCE_MS.to_string());
+        let plan = Plan::bare().set("EXECUTOR_TIMEOUT_MS", &SILENCE_MS.to_string());
         let deployment = plan.start();
         let (variants, models) = variants(&deployment.client, &deployment.place().adapters());
         let ids = Process::ALL.map(|process| deployment.process(process));
@@ -65,7 +65,7 @@ fn a_process_may_be_stopped_for_any_time_and_every_token_stays_golden() {
 #[test]
 fn an_executor_that_is_stopped_is_noticed_and_said() {
     watched(|| {
-        let deployment = Plan::bare().set("SILENCE_MS", "1000").start();
+        let deployment = Plan::bare().set("EXECUTOR_TIMEOUT_MS", "1000").start();
         deployment.signal(Process::Executor, Signal::STOP);
         eventually("the gateway says that it cannot serve", || !deployment.client.is_healthy());
         deployment.signal(Process::Executor, Signal::CONT);
@@ -83,7 +83,7 @@ fn an_executor_that_stays_stopped_is_replaced_and_every_token_stays_golden() {
     watched(|| {
         let plan = Plan::bare()
             .set("WATCHDOG_MS", &WATCHDOG_MS.to_string())
-            .set("SILENCE_MS", &SILENCE_MS.to_string());
+            .set("EXECUTOR_TIMEOUT_MS", &SILENCE_MS.to_string());
         let deployment = plan.start();
         let (variants, models) = variants(&deployment.client, &deployment.place().adapters());
         let stopped = deployment.process(Process::Executor);

@@ -37,7 +37,7 @@ impl Keyed {
         let operator = add_key(&key_file, "operator", "admin");
         let plan = Plan::bare().set("MAX_RUNNING", RUNNING).file(classes);
         let plan = plan.set("API_KEY_FILE", &key_file.display().to_string());
-        let deployment = plan.set("DELAY_INTERVAL_MS", patience_ms).start();
+        let deployment = plan.set("CODEL_INTERVAL_MS", patience_ms).start();
         Self { deployment, key_file, operator }
     }
 

@@ -43,7 +43,7 @@ impl Deaths {
         self.recent.retain(|death| now.duration_since(*death) < WINDOW);
         self.recent.push_back(now);
         let deaths = self.recent.len();
-        if deaths >= self.policy.max_deaths as usize {
+        if deaths >= self.policy.max_crashes_per_min as usize {
             return Verdict::GiveUp { deaths };
         }
         let doublings = u32::try_from(deaths - 1).unwrap_or(u32::MAX);
@@ -58,8 +58,8 @@ mod tests {
 
     const FIRST_DELAY: Duration = Duration::from_millis(100);
 
-    fn deaths(max_deaths: u32) -> Deaths {
-        Deaths::new(RestartPolicy { max_deaths, first_delay: FIRST_DELAY })
+    fn deaths(max_crashes_per_min: u32) -> Deaths {
+        Deaths::new(RestartPolicy { max_crashes_per_min, first_delay: FIRST_DELAY })
     }
 
     #[test]

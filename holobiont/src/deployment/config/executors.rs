@@ -7,7 +7,9 @@ use serde::{
     Deserialize, Deserializer,
     de::{self, MapAccess, SeqAccess, Visitor, value::MapAccessDeserializer},
 };
-use settings::{ExecutorSection, MAX_PROCESS_NAME_BYTES, MemorySection, WorkersSection, is_process_name};
+use settings::{
+    ExecutorSection, LabSection, MAX_PROCESS_NAME_BYTES, MemorySection, WorkersSection, is_process_name,
+};
 use tls::address::{HostPort, NotHostPort};
 
 /// Most executors of a deployment.
@@ -35,6 +37,8 @@ pub(crate) struct Entry {
     pub(crate) memory: MemorySection,
     /// As in `[workers]`, which says the rest.
     pub(crate) workers: WorkersSection,
+    /// As in `[lab]`, which says the rest.
+    pub(crate) lab: LabSection,
 }
 
 impl Executors {
@@ -120,8 +124,9 @@ impl<'de> Deserialize<'de> for Entry {
         }
         let memory = section(&mut table, "memory").map_err(of)?;
         let workers = section(&mut table, "workers").map_err(of)?;
+        let lab = section(&mut table, "lab").map_err(of)?;
         let executor = ExecutorSection::deserialize(table).map_err(of)?;
-        Ok(Self { name, address: None, executor, memory, workers })
+        Ok(Self { name, address: None, executor, memory, workers, lab })
     }
 }
 

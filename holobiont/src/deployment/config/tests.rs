@@ -53,9 +53,12 @@ fn a_file_may_set_every_section() {
 
 #[test]
 fn a_process_may_die_five_times_unless_the_file_says_otherwise() {
-    let policy = |max_deaths, ms| RestartPolicy { max_deaths, first_delay: Duration::from_millis(ms) };
+    let policy = |max_crashes_per_min, ms| RestartPolicy {
+        max_crashes_per_min,
+        first_delay: Duration::from_millis(ms),
+    };
     assert_eq!(Config::default().restarts(), policy(5, 100));
-    let config = file("[deployment]\nmax_deaths = 3\nrestart_delay_ms = 7").unwrap();
+    let config = file("[deployment]\nmax_crashes_per_min = 3\nrestart_delay_ms = 7").unwrap();
     assert_eq!(config.restarts(), policy(3, 7));
 }
 
@@ -81,10 +84,10 @@ fn a_value_that_cannot_be_is_refused_by_line() {
         ("[gateway]\nlisten = \"nowhere\"", "nowhere"),
         ("[deployment]\nlog_format = \"xml\"", "xml"),
         ("[executor]\nmax_running = [1]", "sequence"),
-        ("[deployment]\nmax_deaths = 0", "zero"),
-        ("[executor]\ncold_start = \"warm\"", "on-demand"),
-        ("[executor]\nlink_gbps = 0", "gigabits"),
-        ("[executor]\nlink_gbps = nan", "gigabits"),
+        ("[deployment]\nmax_crashes_per_min = 0", "zero"),
+        ("[lab]\ncold_start = \"warm\"", "on-demand"),
+        ("[lab]\nlink_gbps = 0", "gigabits"),
+        ("[lab]\nlink_gbps = nan", "gigabits"),
         ("[workers]\ncores = \"3-1\"", "0-3,8"),
         ("[workers]\ncount = 65", "64"),
     ] {
@@ -107,17 +110,17 @@ fn the_environment_overrides_the_file_and_flags_override_both() {
 
 #[test]
 fn workers_and_the_device_are_set_in_every_layer() {
-    let below = "[executor]\ncold_start = \"on-demand\"\nlink_gbps = 0.5\ndevice_adapter_bytes = \"1 MiB\"\n\
+    let below = "[lab]\ncold_start = \"on-demand\"\nlink_gbps = 0.5\n[executor]\ndevice_adapter_bytes = \"1 MiB\"\n\
         [workers]\ncores = \"2-3\"\ncount = 2\nspin_us = 7";
     let below = file(below).unwrap();
     assert_eq!(below.workers.cores.as_ref().unwrap().to_string(), "2-3");
-    assert_eq!(below.executor.link_gbps.unwrap().to_string(), "0.5");
+    assert_eq!(below.lab.link_gbps.unwrap().to_string(), "0.5");
     let above = environment(&[("HOLOBIONT_WORKERS", "1"), ("HOLOBIONT_COLD_START", "cached")]);
     let mut flags = Config::default();
     flags.workers.count = Some(WorkerCount(0));
     let config = flags.or(above.unwrap()).or(below);
     assert_eq!((config.workers.count, config.workers.spin_us), (Some(WorkerCount(0)), Some(7)));
-    assert_eq!(config.executor.cold_start, Some(ColdStart::Cached));
+    assert_eq!(config.lab.cold_start, Some(ColdStart::Cached));
     assert_eq!(config.executor.device_adapter_bytes, Some(ByteCount(1 << 20)));
 }
 

@@ -146,14 +146,15 @@ fn classes_reach_the_gateway_whole_and_executors_as_parts_of_memory() {
 #[test]
 fn every_setting_reaches_its_process() {
     let file = r#"
-        model = { context_length = 7, weight_bytes = "1 MiB", random_weights = 25 }
-        executor = { device = "cuda:1", cores = "0-1", precision = "int15", kv_bytes = "1 KiB", kv_dtype = "f16", adapter_bytes = 2, adapter_dtype = "bf16", device_adapter_bytes = "3 KiB", cold_start = "on-demand", link_gbps = 2.5, max_running = 3, max_waiting = 4, max_waiting_tokens = 25, chunk_tokens = 5 }
-        gateway = { listen = "127.0.0.1:6", adapter_root = "/r", api_key_file = "/k", max_body_bytes = "2 KiB", memory_bytes = "3 KiB", tenant_memory_bytes = "4 KiB", max_sequences = 10, target_delay_ms = 26, delay_interval_ms = 27, flood_share = 0.5, threads = 8, insecure = true, requests_per_min_per_key = 11, requests_per_min_per_adapter = 12, max_connections = 13, header_timeout_ms = 14, body_timeout_ms = 15, stall_timeout_ms = 16, cors_origins = "http://a,http://b", vllm_metrics = true, routing = "most-idle", tool_call_parser = "hermes", reasoning_parser = "think", max_adapter_labels = 17, max_adapters = 18, max_adapter_file_bytes = "1 KiB", silence_ms = 19, executor_ca = "/eca", executor_cert = "/ec", executor_cert_key = "/eck", otlp_endpoint = "http://o" }
+        model = { context_length = 7, resident_weight_bytes = "1 MiB" }
+        executor = { device = "cuda:1", cores = "0-1", precision = "int15", kv_bytes = "1 KiB", kv_dtype = "f16", adapter_bytes = 2, adapter_dtype = "bf16", device_adapter_bytes = "3 KiB", max_running = 3, max_waiting = 4, max_waiting_tokens = 25, chunk_tokens = 5 }
+        gateway = { listen = "127.0.0.1:6", adapter_root = "/r", api_key_file = "/k", max_body_bytes = "2 KiB", memory_bytes = "3 KiB", tenant_memory_bytes = "4 KiB", max_sequences = 10, codel_target_ms = 26, codel_interval_ms = 27, burst_share = 0.5, threads = 8, insecure = true, requests_per_min_per_key = 11, requests_per_min_per_adapter = 12, max_connections = 13, header_timeout_ms = 14, body_timeout_ms = 15, client_write_timeout_ms = 16, cors_origins = "http://a,http://b", vllm_metrics = true, tool_call_parser = "hermes", reasoning_parser = "think", max_adapter_labels = 17, max_adapters = 18, max_adapter_file_bytes = "1 KiB", executor_timeout_ms = 19, executor_ca = "/eca", executor_cert = "/ec", executor_cert_key = "/eck", otlp_endpoint = "http://o" }
         training = { tenant_jobs = 28, checkpoint_steps = 32, max_training_file_bytes = "3 KiB", tenant_training_bytes = "4 KiB", tenant_state_bytes = "5 KiB" }
-        memory = { device = "4 KiB", host = "1 KiB", disk = "2 KiB", directory = "/h", policy = "lru", tau_ms = 29, process = "1/2" }
+        memory = { device = "4 KiB", host = "1 KiB", disk = "2 KiB", directory = "/h", decay_ms = 29, process = "1/2" }
         speculation = { draft = "ngram", draft_tokens = 30, draft_bytes = "2 KiB" }
         workers = { cores = "2", count = 1, spin_us = 20 }
-        layers = { local = false, listen = "127.0.0.1:20", cert = "/c", cert_key = "/ck", client_ca = "/ca", gateways = "front,spare", key_file = "/lk", batching = "lockstep", wait_factor = 1.5, training_share = 0.25, max_sessions = 21, tenant_sessions = 22, tenant_rows = 23, tenant_bytes = "1 KiB", rows_per_s = 24, exact = true }
+        layers = { local = false, listen = "127.0.0.1:20", cert = "/c", cert_key = "/ck", client_ca = "/ca", gateways = "front,spare", key_file = "/lk", training_share = 0.25, max_sessions = 21, tenant_sessions = 22, tenant_rows = 23, tenant_bytes = "1 KiB", rows_per_s = 24, exact = true }
+        lab = { random_weights = 25, link_gbps = 2.5, cold_start = "on-demand", cache_policy = "lru", layer_batching = "lockstep", layer_batch_wait_factor = 1.5, routing = "most-idle" }
         deployment = { grace_ms = 9 }
         adapters = { a = "/x", b = "y" }
     "#;
@@ -166,13 +167,14 @@ fn every_setting_reaches_its_process() {
         (&state, Instance::default()),
         LogFormat::Json,
     ));
-    let expected = "--max-workers 1 --log-format json --grace-ms 9 --layers off --cores 0-1 --max-adapter-file-bytes 1024 --context-length 7 --weight-bytes 1048576 --random-weights 25 \
+    let expected = "--max-workers 1 --log-format json --grace-ms 9 --layers off --cores 0-1 --max-adapter-file-bytes 1024 --context-length 7 --resident-weight-bytes 1048576 \
         --device cuda:1 --precision int15 --kv-bytes 1024 --kv-dtype f16 --adapter-bytes 2 --adapter-dtype bf16 --device-adapter-bytes 3072 \
-        --cold-start on-demand --link-gbps 2.5 --max-running 3 --max-waiting 4 --max-waiting-tokens 25 --chunk-tokens 5 \
-        --device-bytes 4096 --host-bytes 1024 --disk-bytes 2048 --disk-directory /h --cache-policy lru --cache-tau-ms 29 --process-memory 1/2 --draft ngram --draft-tokens 30 --draft-bytes 2048 \
+        --max-running 3 --max-waiting 4 --max-waiting-tokens 25 --chunk-tokens 5 \
+        --device-bytes 4096 --host-bytes 1024 --disk-bytes 2048 --disk-directory /h --cache-decay-ms 29 --process-memory 1/2 --draft ngram --draft-tokens 30 --draft-bytes 2048 \
         --layer-listen 127.0.0.1:20 --layer-cert /c --layer-cert-key /ck --layer-client-ca /ca --layer-key-file /lk --layer-gateways front,spare \
-        --layer-batching lockstep --layer-wait-factor 1.5 --layer-training-share 0.25 --layer-max-sessions 21 --layer-tenant-sessions 22 --layer-tenant-rows 23 \
-        --layer-tenant-bytes 1024 --layer-rows-per-s 24 --layer-exact";
+        --layer-training-share 0.25 --layer-max-sessions 21 --layer-tenant-sessions 22 --layer-tenant-rows 23 \
+        --layer-tenant-bytes 1024 --layer-rows-per-s 24 --layer-exact --random-weights 25 --link-gbps 2.5 --cold-start on-demand --cache-policy lru \
+        --layer-batching lockstep --layer-batch-wait-factor 1.5";
     assert!(executor.ends_with(expected), "{executor}");
 
     let worker =
@@ -180,11 +182,11 @@ fn every_setting_reaches_its_process() {
     assert!(worker.ends_with("--core 2 --log-format human --spin-us 20"), "{worker}");
     let gateway = text(&gateway_arguments(&config, "base", &state, &[Instance::default()], LogFormat::Json));
     let expected = "--served-model-name base --grace-ms 9 --log-format json --adapter a=/x --adapter b=y --adapter-root /r \
-        --api-key-file /k --max-body-bytes 2048 --memory-bytes 3072 --tenant-memory-bytes 4096 --max-sequences 10 --target-delay-ms 26 --delay-interval-ms 27 --flood-share 0.5 --threads 8 --insecure --requests-per-min-per-key 11 \
-        --requests-per-min-per-adapter 12 --max-connections 13 --header-timeout-ms 14 --body-timeout-ms 15 --stall-timeout-ms 16 \
+        --api-key-file /k --max-body-bytes 2048 --memory-bytes 3072 --tenant-memory-bytes 4096 --max-sequences 10 --codel-target-ms 26 --codel-interval-ms 27 --burst-share 0.5 --threads 8 --insecure --requests-per-min-per-key 11 \
+        --requests-per-min-per-adapter 12 --max-connections 13 --header-timeout-ms 14 --body-timeout-ms 15 --client-write-timeout-ms 16 \
         --cors-origins http://a,http://b --vllm-metrics --max-adapter-labels 17 --max-adapters 18 --max-adapter-file-bytes 1024 \
-        --silence-ms 19 --executor-ca /eca --executor-cert /ec --executor-cert-key /eck --routing most-idle --tool-call-parser hermes --reasoning-parser think --otlp-endpoint http://o --tenant-jobs 28 --checkpoint-steps 32 --max-training-file-bytes 3072 --tenant-training-bytes 4096 \
-        --tenant-state-bytes 5120";
+        --executor-timeout-ms 19 --executor-ca /eca --executor-cert /ec --executor-cert-key /eck --tool-call-parser hermes --reasoning-parser think --otlp-endpoint http://o --tenant-jobs 28 --checkpoint-steps 32 --max-training-file-bytes 3072 --tenant-training-bytes 4096 \
+        --tenant-state-bytes 5120 --routing most-idle";
     assert!(gateway.ends_with(expected), "{gateway}");
 }
 
