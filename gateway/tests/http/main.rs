@@ -23,6 +23,7 @@ mod fleet;
 mod floods;
 mod grammars;
 mod histories;
+mod jobs;
 mod limits;
 mod models;
 mod ollama;
