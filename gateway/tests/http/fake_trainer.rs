@@ -1,10 +1,11 @@
-//! A service whose trainers learn nothing: jobs and orders of Tinker sessions are carried out, and weights are what a test can tell.
+//! A trainer service that carries out jobs and orders of Tinker sessions at once, and learns nothing.
 
 use std::{
-    path::Path,
+    fs, io,
+    path::{Path, PathBuf},
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicUsize, Ordering::SeqCst},
     },
 };
 
@@ -17,37 +18,65 @@ use tokio::{
 };
 use training_protocol::{
     Request,
-    session::{Answer, Done, Lora, Order},
+    session::{Done, Lora, Order},
 };
 
-/// Ends with the test.
+/// Ends when it is dropped; trainers that were given out go on.
 pub(crate) struct FakeTrainers {
     directory: TempDir,
-    task: JoinHandle<()>,
+    counts: Arc<Counts>,
+    listener: JoinHandle<()>,
+}
+
+#[derive(Default)]
+struct Counts {
+    /// Trainers that are given out now.
+    taken: AtomicUsize,
+    /// Adapters that were written.
+    saved: AtomicUsize,
 }
 
 impl Drop for FakeTrainers {
     fn drop(&mut self) {
-        self.task.abort();
+        self.listener.abort();
     }
 }
 
 impl FakeTrainers {
-    pub(crate) fn start() -> Self {
+    /// A service with so many trainers. One that has none left refuses before it reads, and closes.
+    pub(crate) fn start(places: usize) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(directory.path().join("trainers")).unwrap();
-        let saved = Arc::new(AtomicUsize::new(0));
-        let task = tokio::spawn(async move {
-            while let Ok((stream, _)) = listener.accept().await {
-                tokio::spawn(train(stream, Arc::clone(&saved)));
+        let counts = Arc::new(Counts::default());
+        let now = Arc::clone(&counts);
+        let serve = async move {
+            loop {
+                let (mut connection, _) = listener.accept().await.unwrap();
+                if now.taken.load(SeqCst) >= places {
+                    let busy = json!({ "event": "failed", "message": "all trainers are busy", "exit": "unavailable" });
+                    let _ = connection.write_all(format!("{busy}\n").as_bytes()).await;
+                    continue;
+                }
+                now.taken.fetch_add(1, SeqCst);
+                let now = Arc::clone(&now);
+                tokio::spawn(async move {
+                    // An error is the end of the connection, and so of the trainer.
+                    let _ = train(BufReader::new(connection), &now.saved).await;
+                    now.taken.fetch_sub(1, SeqCst);
+                });
             }
-        });
-        Self { directory, task }
+        };
+        Self { directory, counts, listener: tokio::spawn(serve) }
     }
 
     /// Where trainers are asked for.
-    pub(crate) fn socket(&self) -> std::path::PathBuf {
+    pub(crate) fn socket(&self) -> PathBuf {
         self.directory.path().join("trainers")
+    }
+
+    /// Trainers that are given out now.
+    pub(crate) fn taken(&self) -> usize {
+        self.counts.taken.load(SeqCst)
     }
 }
 
@@ -56,71 +85,68 @@ pub(crate) fn weights(number: usize) -> String {
     format!("weights {number}")
 }
 
-/// Serves one connection; it ends when the gateway goes.
-async fn train(stream: UnixStream, saved: Arc<AtomicUsize>) -> Option<()> {
-    let mut stream = BufReader::new(stream);
+async fn train(mut stream: BufReader<UnixStream>, saved: &AtomicUsize) -> io::Result<()> {
     let mut line = String::new();
-    stream.read_line(&mut line).await.ok()?;
-    let Request { arguments } = serde_json::from_str(&line).unwrap();
+    stream.read_line(&mut line).await?;
+    let Request { arguments } = serde_json::from_str(&line)?;
     if let Some(at) = arguments.iter().position(|argument| argument == "--output") {
-        return work(&mut stream, Path::new(&arguments[at + 1]), &saved).await;
+        return work(&mut stream, Path::new(&arguments[at + 1]), saved).await;
     }
-    answer(&mut stream, &Answer::Ready {}).await?;
+    stream.write_all(b"{\"event\":\"ready\"}\n").await?;
     loop {
         line.clear();
-        if stream.read_line(&mut line).await.ok()? == 0 {
-            return None;
+        if stream.read_line(&mut line).await? == 0 {
+            return Ok(());
         }
-        let order: Order = serde_json::from_str(&line).unwrap();
-        let mut numbers = vec![0; 4 * order.numbers().unwrap()];
-        stream.read_exact(&mut numbers).await.ok()?;
-        let done = carry_out(&order, &saved);
-        answer(&mut stream, &Answer::Done(done)).await?;
+        let order: Order = serde_json::from_str(&line)?;
+        let mut numbers = vec![0; order.numbers().expect("few enough numbers") * size_of::<f32>()];
+        stream.read_exact(&mut numbers).await?;
+        let done = carry_out(order, saved)?;
+        let mut answer = serde_json::to_value(&done)?;
+        answer["event"] = "done".into();
+        stream.write_all(format!("{answer}\n").as_bytes()).await?;
+        stream.write_all(&vec![0; done.numbers * size_of::<f32>()]).await?;
     }
 }
 
 /// Does a fine-tuning job of one step.
-async fn work(stream: &mut BufReader<UnixStream>, output: &Path, saved: &AtomicUsize) -> Option<()> {
-    save(output, saved);
+async fn work(stream: &mut BufReader<UnixStream>, output: &Path, saved: &AtomicUsize) -> io::Result<()> {
+    save(output, saved)?;
     for event in [
         json!({ "event": "plan", "examples": 1, "steps": 1, "kind": "text" }),
         json!({ "event": "step", "step": 1, "steps": 1, "loss": 0.5, "tokens": 9 }),
         json!({ "event": "done", "steps": 1, "loss": 0.5, "held_out_loss": null, "generation": "", "seconds": 0.1 }),
     ] {
-        stream.write_all(format!("{event}\n").as_bytes()).await.ok()?;
+        stream.write_all(format!("{event}\n").as_bytes()).await?;
     }
-    Some(())
+    Ok(())
 }
 
-fn carry_out(order: &Order, saved: &AtomicUsize) -> Done {
+fn carry_out(order: Order, saved: &AtomicUsize) -> io::Result<Done> {
+    let mut done = Done::default();
     match order {
-        Order::Create { lora, .. } => return Done { lora: Some(lora.clone()), ..Done::default() },
-        Order::Load { .. } => {
-            let lora = Lora { rank: 4, alpha: 32.0, targets: Vec::new() };
-            return Done { lora: Some(lora), ..Done::default() };
+        Order::Create { lora, .. } => done.lora = Some(lora),
+        Order::Load { directory, .. } => {
+            assert!(directory.join("checkpoint").exists(), "no state");
+            done.lora = Some(Lora { rank: 4, alpha: 32.0, targets: Vec::new() });
         }
         Order::SaveState { directory } | Order::Suspend { directory } => {
-            write(directory, "checkpoint", "a state")
+            write(&directory, "checkpoint", "a state")?;
         }
-        Order::SaveWeights { directory } => save(directory, saved),
-        Order::ForwardBackward { .. } | Order::OptimStep(_) => {}
+        Order::SaveWeights { directory } => save(&directory, saved)?,
+        Order::ForwardBackward { lengths, .. } => done.numbers = lengths.iter().sum(),
+        Order::OptimStep(_) => {}
     }
-    Done::default()
+    Ok(done)
 }
 
 /// Writes an adapter.
-fn save(directory: &Path, saved: &AtomicUsize) {
-    let number = saved.fetch_add(1, Ordering::Relaxed);
-    write(directory, "adapter_config.json", "{}");
-    write(directory, "adapter_model.safetensors", &weights(number));
+fn save(directory: &Path, saved: &AtomicUsize) -> io::Result<()> {
+    write(directory, "adapter_config.json", "{}")?;
+    write(directory, "adapter_model.safetensors", &weights(saved.fetch_add(1, SeqCst)))
 }
 
-fn write(directory: &Path, name: &str, text: &str) {
-    std::fs::create_dir_all(directory).unwrap();
-    std::fs::write(directory.join(name), text).unwrap();
-}
-
-async fn answer(stream: &mut BufReader<UnixStream>, answer: &Answer) -> Option<()> {
-    let line = serde_json::to_string(answer).unwrap() + "\n";
-    stream.write_all(line.as_bytes()).await.ok()
+fn write(directory: &Path, name: &str, text: &str) -> io::Result<()> {
+    fs::create_dir_all(directory)?;
+    fs::write(directory.join(name), text)
 }

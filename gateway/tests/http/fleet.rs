@@ -9,6 +9,7 @@ use crate::{
     fake_executor::say,
     fake_trainer::{FakeTrainers, weights},
     harness::{Harness, eventually_async},
+    jobs::{JOBS, upload},
     servers::{self, postgres::Postgres, s3::Bucket},
     tinker_kept::Run,
 };
@@ -24,7 +25,7 @@ impl Fleet {
     /// Both gateways, ready; nothing where the servers are not installed.
     pub(crate) async fn start() -> Option<Self> {
         let servers = servers::both()?;
-        let trainers = FakeTrainers::start();
+        let trainers = FakeTrainers::start(4);
         let gateway = || {
             let variables = servers.1.variables().into_iter().map(|(name, value)| (name.to_owned(), value));
             let shared = Shared {
@@ -114,16 +115,13 @@ async fn what_one_gateway_keeps_is_downloaded_and_given_an_end_through_the_other
 async fn a_job_through_one_gateway_learns_from_a_file_of_the_other_and_both_serve_its_adapter() {
     let Some(fleet) = Fleet::start().await else { return };
     let [one, other] = fleet.clients();
-    let form = "--x\r\nContent-Disposition: form-data; name=\"purpose\"\r\n\r\nfine-tune\r\n--x\r\n\
-                Content-Disposition: form-data; name=\"file\"; filename=\"a\"\r\n\r\n{}\r\n--x--\r\n";
-    let sent = one.send("POST", "/v1/files", "multipart/form-data; boundary=x", form).await;
-    assert_eq!(sent.status, 200, "{}", sent.body);
-    let file = sent.json()["id"].as_str().unwrap().to_owned();
+    let file = upload(one).await;
+    let file = file.as_str().unwrap();
     assert_eq!(other.get(&format!("/v1/files/{file}/content")).await.body, "{}");
     let order = json!({ "model": "base", "training_file": file, "suffix": "made" });
-    let job = other.post("/v1/fine_tuning/jobs", &order).await;
+    let job = other.post(JOBS, &order).await;
     assert_eq!(job.status, 200, "{}", job.body);
-    let route = format!("/v1/fine_tuning/jobs/{}", job.json()["id"].as_str().unwrap());
+    let route = format!("{JOBS}/{}", job.json()["id"].as_str().unwrap());
     let is_done = async |client: &Client| client.get(&route).await.json()["status"] == "succeeded";
     eventually_async("the job ends", async || is_done(one).await && is_done(other).await).await;
     let done = one.get(&route).await.json();

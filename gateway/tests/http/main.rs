@@ -5,7 +5,6 @@
 mod client;
 mod fake_executor;
 mod fake_trainer;
-mod fake_trainers;
 mod harness;
 #[path = "../../../tests/src/servers/mod.rs"]
 #[allow(dead_code, unreachable_pub, reason = "the tests of deployments use all of it")]

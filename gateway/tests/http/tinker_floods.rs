@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use crate::{
     client::{Client, Response},
     fake_executor::{Reply, hang_after, say},
-    fake_trainers::FakeTrainers,
+    fake_trainer::FakeTrainers,
     harness::{Harness, eventually, eventually_async, key_file},
 };
 
@@ -130,19 +130,17 @@ async fn start_with(reply: Reply, trainers: usize) -> (Harness, FakeTrainers, Mo
         ("admin", "operator", OPERATOR),
     ];
     let file = key_file(&keys);
-    let mut service = None;
+    let service = FakeTrainers::start(trainers);
     let harness = Harness::start_with(reply, |config| {
         config.keys = Keys::read(file.path(), None).unwrap();
         config.connections.memory =
             MemoryLimits { tenant_bytes: TENANT_BYTES, total_bytes: 4 * TENANT_BYTES };
-        let socket = config.state.with_file_name("trainers");
-        service = Some(FakeTrainers::start(&socket, trainers));
-        config.training.trainer_socket = Some(socket);
+        config.training.trainer_socket = Some(service.socket());
     })
     .await;
     let alice = Model::of(harness.client.with_key(ALICE)).await;
     let mallory = Model::of(harness.client.with_key(MALLORY)).await;
-    (harness, service.unwrap(), alice, mallory)
+    (harness, service, alice, mallory)
 }
 
 #[tokio::test]

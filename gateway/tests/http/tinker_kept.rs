@@ -80,7 +80,7 @@ async fn names(client: &Client, route: &str, field: &str) -> Vec<String> {
 
 #[tokio::test]
 async fn adapters_of_runs_are_listed_apart_and_answer_by_their_names() {
-    let trainers = FakeTrainers::start();
+    let trainers = FakeTrainers::start(4);
     let (harness, [alice, _, ops]) = gateway(&trainers).await;
     let load =
         json!({ "lora_name": "pirate", "lora_path": harness.adapter("pirate", "yarr"), "tenant": "alice" });
@@ -105,7 +105,7 @@ async fn adapters_of_runs_are_listed_apart_and_answer_by_their_names() {
 
 #[tokio::test]
 async fn what_is_kept_ends_when_it_is_said_and_nothing_is_published() {
-    let trainers = FakeTrainers::start();
+    let trainers = FakeTrainers::start(4);
     let (_harness, [alice, bob, _]) = gateway(&trainers).await;
     let mut run = Run::begin(&alice).await;
     run.ask("save_weights_for_sampler", json!({ "path": "a", "ttl_seconds": 3600 })).await;
@@ -147,7 +147,7 @@ async fn what_is_kept_ends_when_it_is_said_and_nothing_is_published() {
 
 #[tokio::test]
 async fn an_adapter_is_taken_away_by_its_tenant_and_by_whoever_has_a_signed_address() {
-    let trainers = FakeTrainers::start();
+    let trainers = FakeTrainers::start(4);
     let (harness, [alice, bob, ops]) = gateway(&trainers).await;
     let mut run = Run::begin(&alice).await;
     let kept = run.ask("save_weights_external", json!({ "path": "out" })).await;
