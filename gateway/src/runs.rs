@@ -4,8 +4,8 @@
 //!
 //! - [`book`]: sessions, their models and samplers. [`desk`]: what one model is to do; [`worker`] does it, in the order of its
 //!   numbers.
-//! - [`places`]: who is to have the next trainer; `stage`: whether a model has one; `suspension`: how it gets
-//!   one, and gives it to others.
+//! - `stage`: whether a model has a trainer; `suspension`: how it gets one when [`places`](crate::trainers::places) says that it
+//!   is its turn, and gives it to others.
 //! - [`trainer`]: orders to the process that learns. [`batch`]: sequences on their way there and back; [`parts`]: how much a
 //!   request would take in memory.
 //! - [`promises`], [`outcome`]: requests whose answers are fetched later, and what comes of them.
@@ -27,7 +27,6 @@ pub mod kept;
 pub mod outcome;
 pub mod parts;
 pub mod passages;
-pub mod places;
 pub mod promises;
 pub mod saved;
 mod stage;
@@ -45,7 +44,7 @@ use std::{
 
 use tokio::sync::watch;
 
-use self::{book::Book, kept::States, passages::Passages, places::Places, promises::Promises, worker::Means};
+use self::{book::Book, kept::States, passages::Passages, promises::Promises, worker::Means};
 use crate::{
     adapters::{AdapterError, Entry, Registry, database::DatabaseError},
     clock::seconds_since_1970,
@@ -82,7 +81,7 @@ impl Runs {
         tenant_bytes: u64,
     ) -> Arc<Self> {
         let (states, passages) = (States::below(state, tenant_bytes), Passages::below(state));
-        let means = Means { trainers, registry, status, states, passages, places: Places::default() };
+        let means = Means { trainers, registry, status, states, passages };
         let (book, promises) = (Book::default(), Promises::default());
         Arc::new(Self { means, book, promises, unloading: Mutex::default() })
     }

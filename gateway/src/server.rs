@@ -182,14 +182,15 @@ impl Gateway {
             Lifecycle::new(&config, executors.clone(), Arc::clone(&registry), load_text);
         let trainers = Trainers::at(config.training.trainer_socket.clone());
         let runs = Runs::new(
-            trainers,
+            trainers.clone(),
             Arc::clone(&registry),
             status.clone(),
             &config.state,
             config.training.tenant_state_bytes,
         );
         let training =
-            Training::open(Arc::clone(&registry), status.clone(), config.training, &config.state).await?;
+            Training::open(Arc::clone(&registry), status.clone(), trainers, config.training, &config.state)
+                .await?;
         let listener = TcpListener::bind(config.listen).await.map_err(refused)?;
         let address = listener.local_addr().map_err(refused)?;
         let (classes, clock) = (Arc::new(Classes::new(config.classes)), Arc::new(SystemClock));

@@ -1,9 +1,14 @@
-//! Trainers: processes that learn, one for each job, asked for at the socket of `holobiont-trainer serve`.
+//! Trainers: processes that learn, one for each job or model of a session, asked for at the socket of `holobiont-trainer serve`;
+//! and [`places`], the order in which jobs and models ask.
+
+pub mod places;
 
 use std::{io, path::PathBuf, time::Duration};
 
 use tokio::{io::AsyncWriteExt as _, net::UnixStream, time::timeout};
 use training_protocol::Request;
+
+use self::places::Places;
 
 /// How long the trainer service may take to answer the phone.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -21,17 +26,24 @@ pub enum NoTrainer {
     Unreachable(#[from] io::Error),
 }
 
-/// Where trainers are asked for.
+/// Where trainers are asked for, and who waits for one: all clones share that.
 #[derive(Debug, Clone)]
 pub struct Trainers {
     socket: Option<PathBuf>,
+    places: Places,
 }
 
 impl Trainers {
     /// Those of the service at `socket`, if there is one.
     #[must_use]
     pub fn at(socket: Option<PathBuf>) -> Self {
-        Self { socket }
+        Self { socket, places: Places::default() }
+    }
+
+    /// Who is to have the next trainer.
+    #[must_use]
+    pub fn places(&self) -> &Places {
+        &self.places
     }
 
     /// # Errors

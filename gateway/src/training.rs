@@ -193,6 +193,7 @@ impl Training {
     pub async fn open(
         registry: Arc<Registry>,
         status: watch::Receiver<Status>,
+        trainers: Trainers,
         limits: TrainingLimits,
         state: &Path,
     ) -> Result<Arc<Self>, TrainingError> {
@@ -217,11 +218,11 @@ impl Training {
             _ => None,
         };
         Ok(Arc::new(Self {
-            trainers: Trainers::at(limits.trainer_socket.clone()),
             registry,
             table,
             fleet,
             status,
+            trainers,
             limits,
             directory,
             live: Mutex::new(live),

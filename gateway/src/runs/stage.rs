@@ -4,7 +4,8 @@ use std::time::Instant;
 
 use training_protocol::session::Refusal;
 
-use super::{passages::Passage, places::Place, trainer::Trainer};
+use super::{passages::Passage, trainer::Trainer};
+use crate::trainers::places::Place;
 
 /// See the module's description.
 pub(super) enum Stage {

@@ -29,13 +29,14 @@ impl Worker {
     /// The next piece of work. While others wait for a trainer, the model may give its own to them.
     pub(super) async fn next(&self, stage: &mut Stage) -> (Work, Arc<Promise>) {
         while let Stage::Trains(open) = stage {
-            if open.place.is_to_yield(open.used.elapsed(), open.since.elapsed()) {
+            if open.place.is_to_yield(open.used, open.since.elapsed()) {
                 *stage = match mem::replace(stage, Stage::new()) {
                     Stage::Trains(open) => self.suspend(open).await,
                     other => other,
                 };
                 self.note(stage);
             } else if let Ok(piece) = timeout(IDLE_LOOK, self.desk.next()).await {
+                open.place.works();
                 return piece;
             }
         }
@@ -70,7 +71,7 @@ impl Worker {
     /// A trainer, once it is this model's turn and there is one.
     async fn trainer(&self) -> Result<Open, Refusal> {
         let until = Instant::now() + PLACE_WAIT;
-        let mut place = self.means.places.wait(&self.tenant);
+        let mut place = self.means.trainers.places().wait(&self.tenant);
         loop {
             if place.ask() {
                 let stream = self.means.trainers.start(&["session".to_owned()]).await;
@@ -87,12 +88,12 @@ impl Worker {
                 }
                 place.wait_on();
             } else {
-                self.say("other models are to have the next trainer".to_owned());
+                self.say("another model or job is to have the next trainer".to_owned());
             }
             if Instant::now() >= until {
                 let minutes = PLACE_WAIT.as_secs() / 60;
                 return Err(Refusal::server(format!(
-                    "no trainer was free for {minutes} minutes; try again when other models have ended"
+                    "no trainer was free for {minutes} minutes; try again when other models or jobs have ended"
                 )));
             }
             tokio::time::sleep(LOOK).await;

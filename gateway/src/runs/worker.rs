@@ -12,7 +12,6 @@ use super::{
     kept::{About, States},
     outcome::Outcome,
     passages::{Passage, Passages},
-    places::Places,
     promises::Promise,
     saved,
     stage::Stage,
@@ -33,7 +32,7 @@ const MAX_SNAPSHOTS: usize = 4;
 /// What work is done with.
 #[derive(Debug, Clone)]
 pub struct Means {
-    /// Where trainers are asked for.
+    /// Where trainers are asked for, each in its turn.
     pub trainers: Trainers,
     /// Where adapters are served.
     pub registry: Arc<Registry>,
@@ -43,8 +42,6 @@ pub struct Means {
     pub states: States,
     /// Where trainers leave adapters for the registry, and models for the next trainer.
     pub passages: Passages,
-    /// Who is to have the next trainer.
-    pub places: Places,
 }
 
 /// What works at a desk.

@@ -20,6 +20,8 @@ use crate::adapters::{
 /// Trainers in a row that may die without a step.
 const MAX_FAILURES: u32 = 5;
 
+/// How long a job that could not begin lets others ask for a trainer.
+const UNAVAILABLE: Duration = Duration::from_secs(3);
 /// How long a job waits before it tries again to publish its adapter.
 const PUBLISH_AGAIN: Duration = Duration::from_secs(15);
 
@@ -27,8 +29,10 @@ const PUBLISH_AGAIN: Duration = Duration::from_secs(15);
 pub(super) enum Ending {
     /// The adapter is there.
     Done,
-    /// There is no place for a trainer.
-    NoPlace(String),
+    /// All trainers are busy.
+    Busy(String),
+    /// No trainer answers, or what it needs does not come.
+    Unavailable(String),
     /// The trainer said why there will be no adapter.
     Failed { message: String, exit: String },
     /// It was told to stop.
@@ -42,8 +46,15 @@ impl Training {
     pub(super) async fn conclude(&self, id: &str, ending: Ending) -> Result<(), TrainingError> {
         match ending {
             Ending::Stopped => {}
-            Ending::NoPlace(why) => {
+            Ending::Busy(why) => {
                 tracing::debug!(job = id, why, "no trainer for a fine-tuning job");
+                self.requeue(id, None).await?;
+            }
+            Ending::Unavailable(why) => {
+                tracing::debug!(job = id, why, "a fine-tuning job cannot be worked on now");
+                if let Some(found) = self.live().get_mut(id) {
+                    found.not_before = Some(Instant::now() + UNAVAILABLE);
+                }
                 self.requeue(id, None).await?;
             }
             Ending::Done => self.publish(id).await?,

@@ -181,7 +181,7 @@ impl Training {
                     let message = TrainingError::Damaged(path).to_string();
                     return Ok(Some(Ending::Failed { message, exit: "not_found".to_owned() }));
                 }
-                Err(error) => return Ok(Some(Ending::NoPlace(error.to_string()))),
+                Err(error) => return Ok(Some(Ending::Unavailable(error.to_string()))),
             }
         }
         Ok(None)

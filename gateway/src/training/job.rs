@@ -11,7 +11,10 @@ use super::{
     records::{EventRecord, Failure, JobRecord, Level, Status},
     table::{By, Listed, Page, shared::leases::Fence},
 };
-use crate::clock::seconds_since_1970;
+use crate::{
+    clock::seconds_since_1970,
+    trainers::places::{Place, Places},
+};
 
 /// How often a job may be paused: each time is an event that is kept.
 const MAX_PAUSES: u32 = 1000;
@@ -26,6 +29,8 @@ pub(super) struct Live {
     pub(super) stop: watch::Sender<bool>,
     /// Whether somebody works on it: has a trainer for it, or puts its adapter under its name.
     pub(super) is_attended: bool,
+    /// What it has of trainers: it waits for one, or has one here or on another host.
+    pub(super) place: Option<Place>,
     /// Trainers in a row that got nowhere.
     pub(super) failures: u32,
     /// Whether its events say that its adapter is made and waits to be published.
@@ -77,6 +82,7 @@ impl Live {
             job,
             stop,
             is_attended: false,
+            place: None,
             failures: 0,
             is_unpublished: false,
             not_before: None,
@@ -86,6 +92,18 @@ impl Live {
             unwritten: Vec::new(),
             known,
         }
+    }
+
+    /// Brings the place of a job that nobody attends to here up to date: it waits for a trainer, has one elsewhere, or neither.
+    pub(super) fn queue(&mut self, places: &Places, now: Instant) {
+        let waits = self.job.status.is_due() && self.not_before.is_none_or(|time| time <= now);
+        let (found, tenant) = (self.place.take(), &self.job.tenant);
+        self.place = match (self.is_elsewhere, waits) {
+            (true, _) => found.filter(|place| !place.waits()).or_else(|| Some(places.elsewhere(tenant))),
+            (false, true) => found.filter(Place::waits).or_else(|| Some(places.wait(tenant))),
+            (false, false) => None,
+        };
+        self.place.iter().filter(|place| place.waits()).for_each(Place::stay);
     }
 }
 

@@ -1,11 +1,10 @@
 //! Who gets a trainer when, and what it says.
 //!
-//! The trainer service says how many trainers there may be, by refusing more. So jobs are tried one after the other: that
-//! of the tenant who has the fewest trainers, of these the oldest. A trainer that dies is replaced by one that goes on from
-//! the checkpoint; one that says why it failed is believed.
+//! The trainer service says how many trainers there may be, by refusing more. So jobs are tried one after the other, each in its
+//! turn among the jobs and the models of sessions that wait ([`places`](crate::trainers::places)). A trainer that dies is replaced by
+//! one that goes on from the checkpoint; one that says why it failed is believed.
 
 use std::{
-    collections::HashMap,
     io,
     sync::Arc,
     time::{Duration, Instant},
@@ -29,6 +28,7 @@ use super::{
     order::ADAPTER,
     records::{JobRecord, Method},
 };
+use crate::trainers::places::Place;
 
 /// How long nobody is asked for a trainer after one was refused.
 const WAIT_FOR_PLACE: Duration = Duration::from_secs(2);
@@ -77,33 +77,28 @@ impl Training {
         if self.trainers.check().is_err() || self.status.borrow().serving().is_err() {
             return None;
         }
-        let now = Instant::now();
+        let (now, places) = (Instant::now(), self.trainers.places());
         let mut live = self.live();
-        let mut trainers: HashMap<&str, usize> = HashMap::new();
-        for live in live.values().filter(|live| live.is_attended || live.is_elsewhere) {
-            *trainers.entry(&live.job.tenant).or_default() += 1;
-        }
-        let is_waiting = |live: &&Live| {
-            live.job.status.is_due()
-                && !live.is_attended
-                && !live.is_elsewhere
-                && live.not_before.is_none_or(|time| time <= now)
-        };
-        let order = |live: &&Live| {
-            let others = trainers.get(live.job.tenant.as_str()).copied().unwrap_or_default();
-            (others, live.job.created_at, live.job.id.clone())
-        };
-        let id = live.values().filter(is_waiting).min_by_key(order)?.job.id.clone();
-        live.get_mut(&id)?.is_attended = true;
-        Some(id)
+        let mut idle: Vec<&mut Live> = live.values_mut().filter(|live| !live.is_attended).collect();
+        idle.sort_by(|one, other| {
+            (one.job.created_at, &one.job.id).cmp(&(other.job.created_at, &other.job.id))
+        });
+        idle.iter_mut().for_each(|live| live.queue(places, now));
+        let first = places.first()?;
+        let is_first = |live: &&mut Live| live.place.as_ref().is_some_and(|place| place.ticket() == first);
+        let found = idle.into_iter().find(is_first)?;
+        found.is_attended = found.place.as_mut()?.ask();
+        found.is_attended.then(|| found.job.id.clone())
     }
 
     /// Works on a job to its end, or as far as it gets.
     async fn attend(&self, id: &str, begun: oneshot::Sender<bool>) {
+        let mut waits_on = false;
         match self.take(id).await {
             Ok(true) => {
                 let ending =
                     self.work(id, begun).await.unwrap_or_else(|error| Ending::Lost(error.to_string()));
+                waits_on = matches!(ending, Ending::Busy(_));
                 if let Err(error) = self.conclude(id, ending).await {
                     tracing::error!(job = id, %error, "what became of a fine-tuning job could not be kept");
                     self.put_off(id);
@@ -120,6 +115,8 @@ impl Training {
             let mut live = self.live();
             let Some(found) = live.get_mut(id) else { return };
             (found.is_attended, found.tokens_per_s) = (false, None);
+            found.place = found.place.take().filter(|_| waits_on);
+            found.place.iter_mut().for_each(Place::wait_on);
             let is_over = found.job.status.is_final();
             if is_over {
                 live.remove(id);
@@ -149,13 +146,13 @@ impl Training {
             None => {
                 let connection =
                     self.trainers.start(&job.arguments(&directory, self.limits.checkpoint_steps)).await;
-                connection.map_err(|error| Ending::NoPlace(error.to_string()))
+                connection.map_err(|error| Ending::Unavailable(error.to_string()))
             }
         };
         let connection = match started {
             Ok(connection) => connection,
             Err(ending) => {
-                let _ = begun.send(!matches!(ending, Ending::NoPlace(_)));
+                let _ = begun.send(!matches!(ending, Ending::Unavailable(_)));
                 return Ok(ending);
             }
         };
@@ -202,7 +199,7 @@ impl Training {
             }
             match event {
                 Event::Failed { message, .. } if is_refused && !has_plan => {
-                    return Ok(Ending::NoPlace(message));
+                    return Ok(Ending::Busy(message));
                 }
                 // Its executor went away: that is nobody's fault.
                 Event::Failed { message, .. } if is_refused => return Ok(Ending::Lost(message)),

@@ -15,6 +15,7 @@ use crate::{
     fake_executor::{Reply, hang_after, say},
     fake_trainer::FakeTrainers,
     harness::{Harness, eventually, eventually_async, key_file},
+    jobs::{JOBS, upload},
 };
 
 const ALICE: &str = "tml-alice";
@@ -249,6 +250,24 @@ async fn a_tenant_whose_idle_models_have_all_trainers_gives_one_to_another_tenan
     alice.end().await;
     let evaluated = mallory.result(&evaluated).await;
     assert_eq!(evaluated.header("content-type"), Some("application/x-protobuf"), "{}", evaluated.body);
+}
+
+#[tokio::test]
+async fn an_idle_model_gives_its_trainer_to_a_job_of_another_tenant_that_waits_and_goes_on_after_it() {
+    let (_harness, service, alice, mallory) = start_with(say("x"), 1).await;
+    let created = mallory.create().await;
+    assert_eq!(mallory.result(&created).await.json()["type"], "create_model");
+    let order = json!({ "model": "base", "training_file": upload(&alice.client).await });
+    let job = alice.client.post(JOBS, &order).await;
+    assert_eq!(job.status, 200, "{}", job.body);
+    let route = format!("{JOBS}/{}", job.json()["id"].as_str().unwrap());
+    let status = async || alice.client.get(&route).await.json()["status"].clone();
+    assert_eq!((status().await, service.taken()), (json!("queued"), 1), "the model has the only trainer");
+    eventually_async("the job gets the trainer and ends", async || status().await == "succeeded").await;
+    let evaluated = mallory.evaluate(1, 1, |_| {}).await;
+    let evaluated = mallory.result(&evaluated).await;
+    assert_eq!(evaluated.header("content-type"), Some("application/x-protobuf"), "{}", evaluated.body);
+    assert_eq!(service.taken(), 1, "the model has another trainer");
 }
 
 #[tokio::test]

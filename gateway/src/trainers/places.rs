@@ -1,0 +1,337 @@
+//! Who gets the next trainer, a model of a session or a fine-tuning job, and which model gives its trainer back because others wait.
+//!
+//! Of models and jobs that wait, one of the tenant who has the fewest trainers asks first, of these the one that waits longest. Who
+//! has not asked for [`ABSENCE`] is passed over. A model gives its trainer back while somebody waits: the one that is idle longest,
+//! once nothing was asked of it for [`IDLE`]; or one that has had its own for [`TENURE`], if its tenant has two trainers more than
+//! one who waits. A job keeps its trainer to its end.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use crate::lock::lock;
+
+/// A model that was asked nothing for so long gives its trainer to others.
+const IDLE: Duration = Duration::from_secs(30);
+/// How long a model has a trainer at least while it is asked for work.
+const TENURE: Duration = Duration::from_secs(60);
+/// Between two models that give their trainers back: whoever waits needs some seconds to take one.
+const PAUSE: Duration = Duration::from_secs(5);
+/// Who waits and has not asked for so long keeps nobody else waiting.
+const ABSENCE: Duration = Duration::from_secs(10);
+/// Bytes that a suspended model counts as at least.
+const LEAST_BYTES: u64 = 1 << 20;
+
+/// All of them.
+#[derive(Debug, Clone, Default)]
+pub struct Places(Arc<Mutex<State>>);
+
+#[derive(Debug, Default)]
+struct State {
+    tickets: Ticket,
+    /// Who waits, in the order in which they came.
+    waiting: BTreeMap<Ticket, Waiting>,
+    /// When models that have a trainer and nothing to do were last used.
+    idle: HashMap<Ticket, Instant>,
+    tenants: HashMap<Arc<str>, Tenant>,
+    /// When a model last gave its trainer back.
+    yielded: Option<Instant>,
+}
+
+/// Tells places apart; who came later has a larger one.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Ticket(u64);
+
+#[derive(Debug)]
+struct Waiting {
+    tenant: Arc<str>,
+    /// When it last asked, or said that it waits.
+    asked: Instant,
+}
+
+/// Models and jobs of a tenant.
+#[derive(Debug, Default, PartialEq)]
+struct Tenant {
+    /// With a trainer, or asking for one.
+    trained: usize,
+    /// Of those that are suspended, on the disk.
+    suspended_bytes: u64,
+}
+
+impl State {
+    /// Whose places wait, but for those who have not asked for long.
+    fn present(&self) -> impl Iterator<Item = (Ticket, &Arc<str>)> {
+        let present = self.waiting.iter().filter(|(_, waiting)| waiting.asked.elapsed() < ABSENCE);
+        present.map(|(ticket, waiting)| (*ticket, &waiting.tenant))
+    }
+
+    /// Which place is to ask next.
+    fn first(&self) -> Option<Ticket> {
+        self.present()
+            .min_by_key(|(ticket, tenant)| (self.trained(tenant), *ticket))
+            .map(|(ticket, _)| ticket)
+    }
+
+    fn trained(&self, tenant: &str) -> usize {
+        self.tenants.get(tenant).map_or(0, |tenant| tenant.trained)
+    }
+
+    fn change(&mut self, tenant: &Arc<str>, change: impl FnOnce(&mut Tenant)) {
+        change(self.tenants.entry(Arc::clone(tenant)).or_default());
+        self.tenants.retain(|_, tenant| *tenant != Tenant::default());
+    }
+}
+
+impl Places {
+    /// Waits for a trainer, behind whoever waits already.
+    #[must_use]
+    pub fn wait(&self, tenant: &str) -> Place {
+        let place = self.place(tenant, Stage::Waits);
+        place.stay();
+        place
+    }
+
+    /// Counts a trainer that the tenant has on another host.
+    #[must_use]
+    pub fn elsewhere(&self, tenant: &str) -> Place {
+        let place = self.place(tenant, Stage::Trains);
+        lock(&self.0).change(&place.tenant, |tenant| tenant.trained += 1);
+        place
+    }
+
+    /// Which place is to ask for a trainer next.
+    #[must_use]
+    pub fn first(&self) -> Option<Ticket> {
+        lock(&self.0).first()
+    }
+
+    fn place(&self, tenant: &str, stage: Stage) -> Place {
+        let mut state = lock(&self.0);
+        state.tickets.0 += 1;
+        Place { places: self.clone(), tenant: tenant.into(), ticket: state.tickets, stage }
+    }
+}
+
+/// What a model or a job has of trainers, until this is dropped.
+#[derive(Debug)]
+pub struct Place {
+    places: Places,
+    tenant: Arc<str>,
+    ticket: Ticket,
+    stage: Stage,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// Nothing yet.
+    Waits,
+    /// A trainer, or it asks for one.
+    Trains,
+    /// None: what it has learned is on the disk, in so many bytes.
+    Suspended(u64),
+}
+
+impl Place {
+    /// Whether it may ask for a trainer now; while it asks, the next one may.
+    pub fn ask(&mut self) -> bool {
+        if !self.waits() {
+            return false;
+        }
+        self.stay();
+        let mut state = lock(&self.places.0);
+        if state.first() != Some(self.ticket) {
+            return false;
+        }
+        state.waiting.remove(&self.ticket);
+        state.change(&self.tenant, |tenant| tenant.trained += 1);
+        self.stage = Stage::Trains;
+        true
+    }
+
+    /// It was given none, and waits on in its place.
+    pub fn wait_on(&mut self) {
+        let mut state = lock(&self.places.0);
+        state.change(&self.tenant, |tenant| tenant.trained -= 1);
+        self.stage = Stage::Waits;
+        drop(state);
+        self.stay();
+    }
+
+    /// What tells it from others.
+    #[must_use]
+    pub fn ticket(&self) -> Ticket {
+        self.ticket
+    }
+
+    /// Whether it has no trainer and is to get one.
+    #[must_use]
+    pub fn waits(&self) -> bool {
+        self.stage == Stage::Waits
+    }
+
+    /// Says that whoever waits is still there.
+    pub fn stay(&self) {
+        let waiting = Waiting { tenant: Arc::clone(&self.tenant), asked: Instant::now() };
+        lock(&self.places.0).waiting.insert(self.ticket, waiting);
+    }
+
+    /// Whether a model that has nothing to do is to give its trainer back, which it `used` last at a time, and has had for `tenure`.
+    #[must_use]
+    pub fn is_to_yield(&self, used: Instant, tenure: Duration) -> bool {
+        let mut state = lock(&self.places.0);
+        state.idle.insert(self.ticket, used);
+        let Some(fewest) = state.present().map(|(_, tenant)| state.trained(tenant)).min() else {
+            return false;
+        };
+        let is_idle = used.elapsed() >= IDLE && state.idle.values().all(|other| used <= *other);
+        let has_more = state.trained(&self.tenant) > fewest + 1;
+        let is_first = state.yielded.is_none_or(|at| at.elapsed() >= PAUSE);
+        let yields = is_first && (is_idle || (has_more && tenure >= TENURE));
+        if yields {
+            state.yielded = Some(Instant::now());
+            state.idle.remove(&self.ticket);
+        }
+        yields
+    }
+
+    /// The model has something to do.
+    pub fn works(&self) {
+        lock(&self.places.0).idle.remove(&self.ticket);
+    }
+
+    /// Bytes on the disk of the tenant's models that are suspended.
+    #[must_use]
+    pub fn suspended_bytes(&self) -> u64 {
+        lock(&self.places.0).tenants.get(&self.tenant).map_or(0, |tenant| tenant.suspended_bytes)
+    }
+
+    /// Its trainer is free, and what it has learned is on the disk, in so many bytes.
+    pub fn suspend(&mut self, bytes: u64) {
+        let bytes = bytes.max(LEAST_BYTES);
+        lock(&self.places.0).change(&self.tenant, |tenant| {
+            tenant.trained -= 1;
+            tenant.suspended_bytes += bytes;
+        });
+        self.stage = Stage::Suspended(bytes);
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut state = lock(&self.places.0);
+        state.idle.remove(&self.ticket);
+        match self.stage {
+            Stage::Waits => drop(state.waiting.remove(&self.ticket)),
+            Stage::Trains => state.change(&self.tenant, |tenant| tenant.trained -= 1),
+            Stage::Suspended(bytes) => state.change(&self.tenant, |tenant| tenant.suspended_bytes -= bytes),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Duration = Duration::ZERO;
+
+    /// A time that is so long ago.
+    fn ago(time: Duration) -> Instant {
+        Instant::now().checked_sub(time).unwrap()
+    }
+
+    fn trained(places: &Places, tenant: &str) -> Place {
+        let mut place = places.wait(tenant);
+        assert!(place.ask());
+        place
+    }
+
+    #[test]
+    fn a_tenant_with_fewer_trainers_asks_first_and_then_who_waits_longest() {
+        let places = Places::default();
+        let first = trained(&places, "alice");
+        let [mut second, mut third, mut other] = ["alice", "alice", "bob"].map(|tenant| places.wait(tenant));
+        assert!(!second.ask() && !third.ask() && other.ask());
+        other.wait_on();
+        assert!(!second.ask() && other.ask(), "it waits on in its place");
+        assert!(!third.ask() && second.ask() && third.ask());
+        drop((first, second, third, other));
+        let state = lock(&places.0);
+        assert!(state.waiting.is_empty() && state.tenants.is_empty(), "{state:?}");
+    }
+
+    #[test]
+    fn an_idle_model_gives_its_trainer_back_only_while_somebody_waits_and_one_at_a_time() {
+        let places = Places::default();
+        let idle = [trained(&places, "alice"), trained(&places, "alice")];
+        assert!(!idle[0].is_to_yield(ago(IDLE), NOW), "nobody waits");
+        let waiting = places.wait("alice");
+        assert!(!idle[0].is_to_yield(ago(NOW), TENURE), "the one who waits has no fewer trainers");
+        assert!(idle[0].is_to_yield(ago(IDLE), NOW));
+        assert!(!idle[1].is_to_yield(ago(IDLE), NOW), "the other was asked a moment ago");
+        drop(waiting);
+    }
+
+    #[test]
+    fn of_idle_models_of_all_tenants_the_one_that_is_idle_longest_gives_its_trainer_to_a_job() {
+        let places = Places::default();
+        let [shorter, longer, busy] = ["alice", "bob", "bob"].map(|tenant| trained(&places, tenant));
+        for (place, idle) in [(&shorter, IDLE), (&longer, IDLE * 2), (&busy, IDLE * 3)] {
+            assert!(!place.is_to_yield(ago(idle), NOW), "nobody waits");
+        }
+        busy.works();
+        let _job = places.wait("carol");
+        assert!(!shorter.is_to_yield(ago(IDLE), NOW));
+        assert!(longer.is_to_yield(ago(IDLE * 2), NOW));
+        lock(&places.0).yielded = None;
+        assert!(shorter.is_to_yield(ago(IDLE), NOW), "it is the next");
+    }
+
+    #[test]
+    fn who_waits_and_does_not_ask_keeps_nobody_waiting_and_comes_first_again() {
+        let places = Places::default();
+        let mut job = places.wait("alice");
+        let mut model = places.wait("alice");
+        assert!(!model.ask());
+        lock(&places.0).waiting.get_mut(&job.ticket).unwrap().asked = ago(ABSENCE);
+        assert!(model.ask());
+        model.wait_on();
+        job.stay();
+        assert!(!model.ask() && places.first() == Some(job.ticket()) && job.ask());
+    }
+
+    #[test]
+    fn a_trainer_on_another_host_counts_until_it_is_given_back() {
+        let places = Places::default();
+        let elsewhere = places.elsewhere("alice");
+        let [mut alices, mut bobs] = ["alice", "bob"].map(|tenant| places.wait(tenant));
+        assert!(!alices.ask() && bobs.ask());
+        drop(elsewhere);
+        assert!(alices.ask());
+    }
+
+    #[test]
+    fn a_tenant_who_keeps_all_trainers_busy_gives_some_to_others_and_keeps_the_last() {
+        let places = Places::default();
+        let busy = [trained(&places, "alice"), trained(&places, "alice")];
+        let _waiting = places.wait("bob");
+        assert!(!busy[0].is_to_yield(ago(NOW), NOW), "it has just got it");
+        assert!(busy[0].is_to_yield(ago(NOW), TENURE));
+        let [first, last] = busy;
+        drop(first);
+        lock(&places.0).yielded = None;
+        assert!(!last.is_to_yield(ago(NOW), TENURE), "each would have one");
+    }
+
+    #[test]
+    fn a_suspended_model_counts_its_bytes_and_no_trainer() {
+        let places = Places::default();
+        let [mut small, mut large] = [trained(&places, "alice"), trained(&places, "alice")];
+        small.suspend(0);
+        large.suspend(LEAST_BYTES * 3);
+        assert_eq!((small.suspended_bytes(), lock(&places.0).trained("alice")), (LEAST_BYTES * 4, 0));
+        drop((small, large));
+        assert!(lock(&places.0).tenants.is_empty());
+    }
+}
