@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use e2e_tests::{
-    Deployment, Fault, Plan, Process, eventually, fixtures,
+    Deployment, Fault, Plan, Process,
+    chaos::Places,
+    eventually, fixtures,
     jobs::{self, ROUTE},
     servers::{self, postgres::Postgres, s3::Bucket, wire::Harm},
     signal, watched,
@@ -253,5 +255,62 @@ fn a_host_that_stops_for_a_while_has_lost_its_job_and_says_no_more_of_it() {
         assert_eq!(taken, 1, "{said:?}");
         only_files_stay(&bucket, 3);
         assert!(held.stop().success() && free.stop().success());
+    });
+}
+
+/// What lies in the bucket of adapters that are served.
+fn served(bucket: &Bucket) -> Vec<String> {
+    bucket.names().into_iter().filter(|name| !name.starts_with("adapters/training/")).collect()
+}
+
+#[test]
+fn a_gateway_that_stops_while_it_publishes_an_adapter_leaves_it_to_another_host_once_and_whole() {
+    watched(|| {
+        let Some((postgres, bucket)) = servers::both() else { return };
+        let places = Places::new();
+        let plan = host(&postgres, &bucket).mortal(&places);
+        let (mut first, mut second) = (plan.start(), plan.start());
+        let file = first.client.upload("pirate.jsonl", &jobs::data());
+        let mut made = jobs::create(&first.client, &jobs::order(&file, "whole", FEW_EPOCHS));
+        let whole = jobs::generation(&first.client, &made);
+        let mut name = "public/whole".to_owned();
+        // Before anything of the adapter is copied, and when only its row is missing.
+        for place in ["gateway.job_publishing", "gateway.before_commit"] {
+            let answer = jobs::answer(&first.client, &name);
+            // The adapter that comes next has the same bytes: nobody else's may be taken for them.
+            first.client.unload(&name);
+            let suffix = place.trim_start_matches("gateway.");
+            made = jobs::create(&first.client, &jobs::order(&file, suffix, FEW_EPOCHS));
+            name = format!("public/{suffix}");
+            eventually("a host works on it", || first.trains(&made) || second.trains(&made));
+            let (held, free) = by_work(first, second, &made);
+            // Long enough to be stopped there, and shorter than the lease.
+            places.arm(place, "wait 5000");
+            eventually("its gateway gets so far", || places.has_fired(place));
+            held.signal(Process::Gateway, Signal::STOP);
+            assert_eq!(jobs::generation(&free.client, &made), whole, "the other host has taken it over");
+            let (said, stored) = (jobs::said(&free.client, &made), served(&bucket));
+            let directory = held.place().state().join("training/jobs").join(&made);
+            assert!(directory.exists(), "the first has its adapter there");
+            held.signal(Process::Gateway, Signal::CONT);
+            eventually("it lets go of the job", || !directory.exists());
+            for host in [&held, &free] {
+                let alone = [(name.clone(), whole.clone())];
+                eventually("one adapter is served", || host.client.registered().as_deref() == Some(&alone));
+                assert_eq!(jobs::answer(&host.client, &name), answer);
+                assert_eq!(jobs::said(&host.client, &made), said, "nothing more is said of it");
+            }
+            for event in ["new fine-tuned model created: ", "the job has successfully completed"] {
+                assert_eq!(said.iter().filter(|said| said.starts_with(event)).count(), 1, "{said:?}");
+            }
+            assert_eq!(served(&bucket), stored);
+            (first, second) = (free, held);
+        }
+        // The data, and what three jobs have measured.
+        only_files_stay(&bucket, 4);
+        let answer = jobs::answer(&first.client, &name);
+        let fresh = door(&postgres, &bucket);
+        assert_eq!(jobs::answer(&fresh.client, &name), answer, "it is whole in the bucket");
+        assert!(first.stop().success() && second.stop().success() && fresh.stop().success());
     });
 }
