@@ -246,6 +246,7 @@ fn record(owner: &str, index: u64) -> Record {
         tenant: (owner != "everybody").then(|| owner.to_owned()),
         content: ContentId(hash),
         generation: Generation(hash),
+        template: None,
         rank: 8,
         bytes: 1 << 20,
         modules: 4,

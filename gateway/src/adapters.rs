@@ -7,6 +7,7 @@
 //!
 //! - [`registry`]: all of it held together. What is done with it is told in the rooms of the doing:
 //!   - [`change`]: load, replace, unload; `pin`; `lifetime`: until when; [`request`] is what a load says.
+//!   - `base`: the model that adapters are loaded for, and how the text of an adapter differs from it.
 //!   - [`upload`]: the same with files that are sent along.
 //!   - `to_end`: what lets a change run to its end, whoever stops waiting for it.
 //!   - `on_demand`: an adapter loaded into an executor when a request needs it there, others making room.
@@ -16,6 +17,7 @@
 //! - [`store`]: copies of those files by content, here or in a bucket; what the executor loads and a restart brings back.
 //! - [`records`]: what is registered, here or in a PostgreSQL that many hosts share; [`others`] takes over what other
 //!   gateways have changed there.
+//! - `record`: what is remembered of an adapter.
 //! - [`database`]: this host's own, on disk before a change is answered; [`import`] reads what was there before it.
 //!   `layout` has its tables.
 //! - [`entry`]: an adapter under a name, its leases and its owner; [`table`] says who sees which names.
@@ -44,6 +46,7 @@
 //! resident wait for neither, and an executor that is stuck holds up no other's.
 
 mod added;
+mod base;
 pub mod change;
 pub mod database;
 pub(crate) mod download;
@@ -60,6 +63,7 @@ mod on_demand;
 mod others;
 mod pin;
 mod publication;
+mod record;
 pub mod records;
 pub mod registry;
 pub mod request;
@@ -73,7 +77,8 @@ mod to_end;
 pub mod upload;
 
 pub use self::{
-    database::Record,
+    base::Base,
+    database::{OwnTemplate, Record},
     entry::{Entry, Lease, Place},
     errors::{AdapterError, LeaseError, OpenError, ResidencyError, SumError, Unfetched, Unusable},
     figures::Figures,

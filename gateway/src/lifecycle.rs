@@ -22,7 +22,7 @@ use tokio::{sync::watch, task::JoinSet, time::timeout};
 use self::status::Face;
 pub use self::status::{NotServing, Serving, Status};
 use crate::{
-    adapters::Registry,
+    adapters::{Base, Registry},
     clock::seconds_since_1970,
     config::{Config, StartAdapter},
     executor::link::Link,
@@ -186,10 +186,10 @@ impl Lifecycle {
         }
     }
 
-    async fn load_start_adapters(&self, base_name: &str) -> Result<(), StartError> {
+    async fn load_start_adapters(&self, base: Base<'_>) -> Result<(), StartError> {
         let mut adapters = self.start_adapters.lock().await;
         for adapter in std::mem::take(&mut *adapters) {
-            let loaded = self.registry.load_trusted(&adapter.name, &adapter.path, base_name).await;
+            let loaded = self.registry.load_trusted(&adapter.name, &adapter.path, base).await;
             loaded.map_err(|error| StartError::Adapter { name: adapter.name, reason: error.to_string() })?;
         }
         Ok(())
@@ -301,7 +301,8 @@ impl Follower {
             // The link went down meanwhile; its change is the next thing seen.
             return Ok(Again::OnChange);
         }
-        self.shared.load_start_adapters(&base_name).await?;
+        let base = Base { name: &base_name, text: Some(&text) };
+        self.shared.load_start_adapters(base).await?;
         self.be_ready(
             Ready { index: self.index, epoch, welcome },
             Face { text, base_name, since: seconds_since_1970() },

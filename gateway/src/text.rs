@@ -4,6 +4,7 @@
 //! model's files describe. Tests bring a smaller one.
 
 mod history;
+mod other_templates;
 
 use std::{
     fmt,
@@ -22,13 +23,13 @@ use files::{
 use serde_json::{Map, Value, json};
 use text::{
     chat::{Chat, ChatError},
-    chat_template::{ChatTemplate, GenerationPrompt, Limits},
+    chat_template::{ChatTemplate, GenerationPrompt, Limits, TemplateError},
     detokenize::{Detokenizer, TextStart},
     grammar::Tokens,
     tokenizer::{AddSpecial, EncodeError, ParseSpecial, SkipSpecial, Tokenizer, TokenizerError},
 };
 
-use self::history::SystemMessages;
+use self::{history::SystemMessages, other_templates::OtherTemplates};
 use crate::thread::ThreadError;
 
 /// How often a model's text is read if its files change meanwhile.
@@ -130,6 +131,9 @@ pub enum TextError {
     /// The model has no chat template.
     #[error("this model has no chat template; use /v1/completions with a prompt of your own")]
     NoTemplate,
+    /// A chat template cannot be compiled.
+    #[error(transparent)]
+    Template(#[from] TemplateError),
     /// The conversation is none that the model can be shown.
     #[error(transparent)]
     Chat(#[from] ChatError),
@@ -210,6 +214,11 @@ pub trait Text: fmt::Debug + Send + Sync {
     fn tokens(&self) -> Tokens;
     /// What the model's files say.
     fn facts(&self) -> &Facts;
+    /// The same tokenizer with this chat template in the place of the model's own. May block.
+    ///
+    /// # Errors
+    /// The template cannot be compiled.
+    fn with_chat_template(&self, source: &str) -> Result<Arc<dyn Text>, TemplateError>;
 }
 
 /// The text side of a model's files.
@@ -217,6 +226,8 @@ pub trait Text: fmt::Debug + Send + Sync {
 pub struct ModelText {
     tokenizer: Arc<Tokenizer>,
     template: Option<(ChatTemplate, SystemMessages)>,
+    /// Texts with chat templates of adapters.
+    others: OtherTemplates,
     facts: Facts,
 }
 
@@ -266,7 +277,8 @@ fn load_once(files: ModelFiles) -> Result<Arc<dyn Text>, LoadError> {
         let systems = SystemMessages::of(&template);
         (template, systems)
     });
-    Ok(Arc::new(ModelText { tokenizer: Arc::new(tokenizer), template, facts }))
+    let (tokenizer, others) = (Arc::new(tokenizer), OtherTemplates::default());
+    Ok(Arc::new(ModelText { tokenizer, template, others, facts }))
 }
 
 fn read(files: ModelFiles) -> Result<(Tokenizer, GenerationDefaults, Description), LoadError> {
@@ -327,6 +339,22 @@ impl Text for ModelText {
 
     fn facts(&self) -> &Facts {
         &self.facts
+    }
+
+    fn with_chat_template(&self, source: &str) -> Result<Arc<dyn Text>, TemplateError> {
+        if let Some(kept) = self.others.get(source) {
+            return Ok(kept);
+        }
+        let template = ChatTemplate::new(source, self.tokenizer.template_tokens(), Limits::default())?;
+        let systems = SystemMessages::of(&template);
+        let text: Arc<dyn Text> = Arc::new(Self {
+            tokenizer: Arc::clone(&self.tokenizer),
+            template: Some((template, systems)),
+            others: OtherTemplates::default(),
+            facts: Facts { chat_template: Some(source.to_owned()), ..self.facts.clone() },
+        });
+        self.others.keep(&text);
+        Ok(text)
     }
 }
 

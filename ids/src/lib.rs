@@ -43,6 +43,14 @@ impl Generation {
         }
         Self(*hasher.finalize().as_bytes())
     }
+
+    /// That of an adapter of these weights with a chat template of its own, of which this is the text.
+    #[must_use]
+    pub fn with_chat_template(self, template: &str) -> Self {
+        let mut hasher = blake3::Hasher::new_derive_key("holobiont 2026 adapter with a chat template v1");
+        hasher.update(&self.0).update(template.as_bytes());
+        Self(*hasher.finalize().as_bytes())
+    }
 }
 
 impl AdapterId {

@@ -5,6 +5,7 @@
 //! - [`tokenizer`]: text to ids and back; [`detokenize`]: back, one token at a time; `utf8_buffer`: what of it is text already.
 //! - [`chat_template`]: a conversation as the model was trained to see it. [`chat`]: the same in tokens, with what people wrote
 //!   quoted, and where an answer begins in it.
+//! - [`adapter_text`]: the text files beside an adapter: a chat template of its own, a tokenizer that may differ.
 //! - [`stop`]: stop strings in streamed text.
 //! - [`grammar`]: what an answer has to look like: which tokens may come next. [`sandbox`]: a process with limits in which a
 //!   grammar is compiled before any other process compiles it.
@@ -16,6 +17,7 @@
 //! - What comes from a model's files or a request is bounded in memory and in time: expressions, templates, lists.
 #![forbid(unsafe_code)]
 
+pub mod adapter_text;
 pub mod chat;
 pub mod chat_template;
 pub mod detokenize;

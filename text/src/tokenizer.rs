@@ -20,7 +20,7 @@
 mod byte_level;
 mod error;
 mod expressions;
-mod from_directory;
+pub(crate) mod from_directory;
 mod from_gguf;
 pub mod limits;
 mod names;

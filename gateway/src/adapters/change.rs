@@ -9,9 +9,11 @@ use std::{
 
 use ids::{AdapterId, Generation, TenantId};
 use shmproto::message::AdapterLoaded;
+use text::adapter_text::AdapterText;
 
 use super::{
-    database::{DatabaseError, Record},
+    base::{Base, ComparedText},
+    database::{DatabaseError, OwnTemplate, Record},
     entry::Entry,
     errors::AdapterError,
     jail::Place,
@@ -28,6 +30,7 @@ use super::{
 use crate::{
     clock::{now_us, seconds_since_1970},
     lock::lock,
+    text::Text,
     thread,
 };
 
@@ -42,12 +45,12 @@ impl Registry {
     pub async fn load(
         self: &Arc<Self>,
         request: LoadRequest,
-        base_name: &str,
+        base: Base<'_>,
     ) -> Result<Arc<Entry>, AdapterError> {
         let slot = self.begin_load()?;
-        self.check_load(&request, base_name)?;
+        self.check_load(&request, base.name)?;
         let place = Place::inside(&self.root, &request.path)?;
-        self.load_from(place, request, LoadedBy::Administrator, slot).await
+        self.load_from(place, request, base, LoadedBy::Administrator, slot).await
     }
 
     /// Loads an adapter the operator named at start, from anywhere, replacing what has the name.
@@ -58,17 +61,18 @@ impl Registry {
         self: &Arc<Self>,
         name: &str,
         path: &Path,
-        base_name: &str,
+        base: Base<'_>,
     ) -> Result<Arc<Entry>, AdapterError> {
-        check_chosen_name(name, base_name)?;
+        check_chosen_name(name, base.name)?;
         let place = Place::anywhere(path)?;
         let (name, path) = (name.to_owned(), path.to_owned());
         let request = LoadRequest { name, path, replace: Replace::Always, tenant: None, pinned: None };
-        match self.load_from(place, request.clone(), LoadedBy::Administrator, ()).await {
+        match self.load_from(place, request.clone(), base, LoadedBy::Administrator, ()).await {
             // The gateways of a fleet start together, with the same adapters.
             Err(AdapterError::Database(DatabaseError::Conflict(_))) => {
                 tokio::time::sleep(AFTER_CONFLICT).await;
-                self.load_from(Place::anywhere(&request.path)?, request, LoadedBy::Administrator, ()).await
+                let place = Place::anywhere(&request.path)?;
+                self.load_from(place, request, base, LoadedBy::Administrator, ()).await
             }
             done => done,
         }
@@ -82,12 +86,12 @@ impl Registry {
     pub async fn load_made(
         self: &Arc<Self>,
         request: LoadRequest,
-        base_name: &str,
+        base: Base<'_>,
         terms: Terms,
     ) -> Result<Arc<Entry>, AdapterError> {
-        check_name(&request.name, base_name)?;
+        check_name(&request.name, base.name)?;
         let place = Place::anywhere(&request.path)?.told_as(Path::new(&request.name));
-        self.load_from(place, request, LoadedBy::Tenant(terms), ()).await
+        self.load_from(place, request, base, LoadedBy::Tenant(terms), ()).await
     }
 
     /// Loads from `place`. What is `held` is given back when the load has ended.
@@ -95,13 +99,14 @@ impl Registry {
         self: &Arc<Self>,
         place: Place,
         request: LoadRequest,
+        base: Base<'_>,
         by: LoadedBy,
         held: impl Send + 'static,
     ) -> Result<Arc<Entry>, AdapterError> {
-        let registry = Arc::clone(self);
+        let (registry, text) = (Arc::clone(self), base.text.cloned());
         let load = async move {
             let _held = held;
-            registry.copy_and_load(place, request, by).await
+            registry.copy_and_load(place, request, text, by).await
         };
         to_end(load).await
     }
@@ -110,11 +115,12 @@ impl Registry {
         self: &Arc<Self>,
         place: Place,
         request: LoadRequest,
+        base: Option<Arc<dyn Text>>,
         by: LoadedBy,
     ) -> Result<Arc<Entry>, AdapterError> {
         let tenant =
             request.tenant.clone().or_else(|| self.entries().get(&request.name)?.record.tenant.clone());
-        let incoming = self.copy(place, tenant.as_deref()).await?;
+        let (incoming, text) = self.copy(place, tenant.as_deref(), base).await?;
         let changing = self.changing.lock().await;
         let table = self.entries();
         let old = table.get(&request.name).cloned();
@@ -128,15 +134,17 @@ impl Registry {
         let terms = match by {
             LoadedBy::Administrator => Terms::default(),
             LoadedBy::Tenant(terms) => {
-                self.share.check(&table, tenant.as_deref(), &request.name, incoming.bytes)?;
+                let bytes = incoming.bytes.saturating_add(text.template_bytes());
+                self.share.check(&table, tenant.as_deref(), &request.name, bytes)?;
                 terms
             }
         };
-        if let Some(same) = self.already(&request, old.as_ref(), &incoming).await? {
+        if let Some(same) = self.already(&request, old.as_ref(), &incoming, &text).await? {
+            same.set_warnings(text.warnings);
             return Ok(same);
         }
         let content = incoming.content;
-        let entry = match self.admit(&request, tenant, incoming, old.as_deref(), &terms).await {
+        let entry = match self.admit(&request, tenant, incoming, text, old.as_deref(), &terms).await {
             Ok(entry) => entry,
             Err(error) => {
                 self.discard(content, &error);
@@ -153,16 +161,23 @@ impl Registry {
         Ok(entry)
     }
 
-    /// Copies an adapter into the store, where it has no name yet.
-    async fn copy(&self, place: Place, tenant: Option<&str>) -> Result<Incoming, AdapterError> {
+    /// Copies an adapter into the store, where it has no name yet, and compares the text files beside it with the base's text.
+    async fn copy(
+        &self,
+        place: Place,
+        tenant: Option<&str>,
+        base: Option<Arc<dyn Text>>,
+    ) -> Result<(Incoming, ComparedText), AdapterError> {
         // The semaphore is never closed.
         let turn = Arc::clone(&self.copies).acquire_owned().await;
         let (store, owner) = (self.store.clone(), TenantId::of(tenant));
         let copied = thread::run("adapter-copy", move || {
             let _turn = turn;
-            store.copy(&place, owner)
+            let incoming = store.copy(&place, owner)?;
+            let beside = AdapterText::read(|name, limit| place.beside(name, limit))?;
+            Ok((incoming, ComparedText::of(&beside, base.as_deref())?))
         });
-        Ok(copied.await??)
+        copied.await?
     }
 
     /// The entry there is, if the request asks for just that: it is brought in, and nothing is written. Whoever shares the
@@ -172,10 +187,12 @@ impl Registry {
         request: &LoadRequest,
         old: Option<&Arc<Entry>>,
         incoming: &Incoming,
+        text: &ComparedText,
     ) -> Result<Option<Arc<Entry>>, AdapterError> {
         let same = |old: &&Arc<Entry>| {
             let pinned = request.pinned.is_none_or(|pinned| pinned == old.is_pinned());
-            old.record.content == incoming.content && pinned && old.fault().is_none()
+            let same_files = old.record.content == incoming.content && text.is_of(&old.record);
+            same_files && pinned && old.fault().is_none()
         };
         let Some(old) = old.filter(same) else {
             return Ok(None);
@@ -200,6 +217,7 @@ impl Registry {
         request: &LoadRequest,
         tenant: Option<String>,
         incoming: Incoming,
+        text: ComparedText,
         old: Option<&Entry>,
         terms: &Terms,
     ) -> Result<Arc<Entry>, AdapterError> {
@@ -215,11 +233,13 @@ impl Registry {
         // No request asks for a draft, so nothing else would keep it in the executors.
         let is_draft = loaded.draft_layers > 0;
         let pinned = request.pinned.unwrap_or_else(|| is_draft || old.is_some_and(Entry::is_pinned));
+        let (generation, template) = OwnTemplate::over(Generation(loaded.generation), text.template);
         let record = Record {
             name: request.name.clone(),
             tenant,
             content,
-            generation: Generation(loaded.generation),
+            generation,
+            template,
             rank: loaded.rank,
             bytes: loaded.bytes,
             modules: loaded.modules,
@@ -232,7 +252,7 @@ impl Registry {
             made_by: terms.made_by.clone(),
             expires_at: terms.expires_at,
         };
-        let registered = self.register(record, &loaded, old, terms.publication.as_ref()).await;
+        let registered = self.register(record, text.warnings, &loaded, old, terms.publication.as_ref()).await;
         if registered.is_err() {
             self.free(home, AdapterId(loaded.adapter)).await;
         }
@@ -248,26 +268,10 @@ impl Registry {
         registered
     }
 
-    /// Brings a pinned adapter to every executor. It is registered: one that cannot take it now gets it when it is made
-    /// ready, or asked for.
-    pub(super) async fn spread(&self, entry: &Entry) {
-        let _held = match self.fetch(entry).await {
-            Ok(held) => held,
-            Err(error) => {
-                return tracing::warn!(name = %entry.record.name, %error, "a pinned adapter is missing");
-            }
-        };
-        for home in self.in_use() {
-            let _moving = home.moving.lock().await;
-            if let Err(error) = self.make_resident(home, entry).await {
-                tracing::warn!(name = %entry.record.name, executor = home.index, %error, "a pinned adapter is missing");
-            }
-        }
-    }
-
     async fn register(
         &self,
         mut record: Record,
+        warnings: Vec<String>,
         loaded: &AdapterLoaded,
         old: Option<&Entry>,
         of: Option<&Publication>,
@@ -281,6 +285,7 @@ impl Registry {
         failpoint::pass("gateway.before_commit");
         record.version = self.records.put(&record, old, of).await?;
         let entry = self.enter(Arc::new(Entry::new(record)));
+        entry.set_warnings(warnings);
         tracing::info!(name = %entry.record.name, generation = %entry.record.generation, "adapter loaded");
         self.after_commit().await;
         Ok(entry)

@@ -19,7 +19,10 @@ use sqlx::{
 };
 use tokio::sync::{Mutex, MutexGuard};
 
-pub use super::errors::DatabaseError;
+pub use super::{
+    errors::DatabaseError,
+    record::{OwnTemplate, Record},
+};
 use super::{
     layout::MIGRATIONS,
     publication::Publication,
@@ -34,41 +37,6 @@ const LOCK: &str = "gateway.lock";
 const LOCK_WAIT: Duration = Duration::from_secs(2);
 /// How long SQLite waits for somebody who looks at the file with a tool.
 const BUSY_WAIT: Duration = Duration::from_secs(5);
-
-/// An adapter as it is remembered.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Record {
-    /// What people call it.
-    pub name: String,
-    /// Whose it is; `None` is everybody's.
-    pub tenant: Option<String>,
-    /// Its files in the store.
-    pub content: ContentId,
-    /// What it is.
-    pub generation: Generation,
-    /// Largest rank of its modules.
-    pub rank: u32,
-    /// Bytes it takes in the executor.
-    pub bytes: u64,
-    /// Linear layers it changes.
-    pub modules: u32,
-    /// Of a draft, which answers nobody, the layers of the base that it computes; 0 of all others.
-    pub draft_layers: u32,
-    /// Where its files were copied from.
-    pub source: PathBuf,
-    /// Seconds since 1970.
-    pub loaded_at: u64,
-    /// Microseconds since 1970.
-    pub last_used_us: u64,
-    /// True if it is to be resident always.
-    pub pinned: bool,
-    /// Number of its last change in a registry of many hosts; 0 in that of one, where nobody else changes it.
-    pub version: u64,
-    /// The gateway process whose run needs the adapter, and unloads it with the run. `None` if people unload it.
-    pub made_by: Option<String>,
-    /// When the adapter is unloaded, in seconds since 1970. `None` is never.
-    pub expires_at: Option<u64>,
-}
 
 /// Keeps a second gateway out of the state directory as long as it lives.
 #[derive(Debug)]
@@ -311,8 +279,8 @@ pub(super) async fn delete(connection: &mut SqliteConnection, name: &str) -> Res
 pub(super) async fn insert(connection: &mut SqliteConnection, record: &Record) -> Result<(), sqlx::Error> {
     let put = sqlx::query(
         "INSERT OR REPLACE INTO adapters (name, tenant, content, generation, rank, bytes, modules, source, \
-         loaded_at, last_used_us, pinned, draft_layers, made_by, expires_at) \
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)",
+         loaded_at, last_used_us, pinned, draft_layers, made_by, expires_at, chat_template, weights) \
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16)",
     );
     put.bind(&record.name)
         .bind(&record.tenant)
@@ -328,6 +296,8 @@ pub(super) async fn insert(connection: &mut SqliteConnection, record: &Record) -
         .bind(record.draft_layers)
         .bind(&record.made_by)
         .bind(record.expires_at.map(signed))
+        .bind(record.template.as_ref().map(|template| &*template.source))
+        .bind(record.template.as_ref().map(|template| template.weights.0.as_slice()))
         .execute(connection)
         .await
         .map(drop)
@@ -347,6 +317,7 @@ fn record(row: &SqliteRow) -> Result<Record, sqlx::Error> {
         tenant: row.try_get("tenant")?,
         content: ContentId(hash("content")?),
         generation: Generation(hash("generation")?),
+        template: OwnTemplate::of_row(row.try_get("chat_template")?, row.try_get("weights")?)?,
         rank: row.try_get("rank")?,
         bytes: count("bytes")?,
         modules: row.try_get("modules")?,

@@ -16,6 +16,7 @@ use crate::{
     caller::{Caller, Role},
     clock::now_us,
     lock::lock,
+    text::{Text, TextError},
 };
 
 /// Seconds over which tokens per second are counted.
@@ -44,6 +45,8 @@ pub struct Entry {
     rate: Mutex<Rate>,
     /// What it is the sum of; nothing, if it has files of its own.
     parts: Vec<Part>,
+    /// How the tokenizer beside its files differs from the base's; known to the process that loaded it.
+    warnings: Mutex<Vec<String>>,
 }
 
 /// An adapter of a sum, and what it is multiplied with.
@@ -65,7 +68,7 @@ struct Uses {
 impl Entry {
     pub(super) fn new(record: Record) -> Self {
         Self {
-            id: AdapterId::new(TenantId::of(record.tenant.as_deref()), record.generation),
+            id: AdapterId::new(TenantId::of(record.tenant.as_deref()), record.weights()),
             pinned: AtomicBool::new(record.pinned),
             version: AtomicU64::new(record.version),
             last_used_us: AtomicU64::new(record.last_used_us),
@@ -76,7 +79,33 @@ impl Entry {
             uses: Mutex::default(),
             rate: Mutex::default(),
             parts: Vec::new(),
+            warnings: Mutex::default(),
             record,
+        }
+    }
+
+    /// What whoever loaded it should know.
+    #[must_use]
+    pub fn warnings(&self) -> Vec<String> {
+        lock(&self.warnings).clone()
+    }
+
+    /// Notes and logs what whoever loads it should know.
+    pub(super) fn set_warnings(&self, warnings: Vec<String>) {
+        for warning in &warnings {
+            tracing::warn!(name = %self.record.name, %warning, "an adapter was trained with another tokenizer");
+        }
+        *lock(&self.warnings) = warnings;
+    }
+
+    /// The text that its conversations are written in: the base's, with the adapter's own chat template if it has one.
+    ///
+    /// # Errors
+    /// The template cannot be used with this base.
+    pub fn text(&self, base: &Arc<dyn Text>) -> Result<Arc<dyn Text>, TextError> {
+        match &self.record.template {
+            None => Ok(Arc::clone(base)),
+            Some(template) => Ok(base.with_chat_template(&template.source)?),
         }
     }
 

@@ -2,6 +2,8 @@
 
 use std::{io, path::PathBuf};
 
+use text::adapter_text::AdapterTextError;
+
 use super::{jail::JailError, store::StoreError};
 use crate::{executor::CallError, thread::ThreadError};
 
@@ -200,6 +202,9 @@ pub enum AdapterError {
     /// It may not be read.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// The text files beside it cannot be used.
+    #[error(transparent)]
+    Text(#[from] AdapterTextError),
     /// The executor could not take it.
     #[error(transparent)]
     Residency(#[from] ResidencyError),
@@ -318,6 +323,11 @@ pub enum SumError {
         "it names adapters of different tenants, whose sum would belong to none of them; name those of one"
     )]
     Owners,
+    /// They are shown conversations in different ways.
+    #[error(
+        "the adapters it names have different chat templates, and one conversation has one; name those of one template"
+    )]
+    Templates,
     /// All that are remembered are in use.
     #[error("{0} sums of adapters are in use, which is the limit; try again shortly")]
     Busy(usize),

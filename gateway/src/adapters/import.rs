@@ -100,6 +100,7 @@ fn record(
         tenant: None,
         content,
         generation: Generation(*generation.as_bytes()),
+        template: None,
         rank: old.rank,
         bytes: old.bytes,
         modules: old.modules,

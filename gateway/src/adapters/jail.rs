@@ -7,6 +7,7 @@
 
 use std::{
     fs::File,
+    io::{self, Read as _},
     os::fd::OwnedFd,
     path::{Component, Path, PathBuf},
 };
@@ -161,6 +162,25 @@ impl Place {
             FileType::RegularFile => self.of_file(),
             _ => Err(JailError::NotAFile(self.asked.clone())),
         }
+    }
+
+    /// The file called `name` beside the adapter's own, if there is one: `limit` bytes at most.
+    ///
+    /// # Errors
+    /// It may not be read, or is longer.
+    pub(super) fn beside(&self, name: &str, limit: u64) -> io::Result<Option<Vec<u8>>> {
+        let file = match self.regular_if_there(Path::new(name)) {
+            Ok(Some(file)) => file,
+            // Beside a GGUF file nothing belongs to it.
+            Ok(None) | Err(JailError::Unreadable { reason: Errno::NOTDIR, .. }) => return Ok(None),
+            Err(error) => return Err(io::Error::other(error)),
+        };
+        let mut bytes = Vec::new();
+        file.take(limit.saturating_add(1)).read_to_end(&mut bytes)?;
+        if bytes.len() as u64 > limit {
+            return Err(io::Error::other(format!("it has more than {limit} bytes")));
+        }
+        Ok(Some(bytes))
     }
 
     fn of_directory(&self) -> Result<Vec<Piece>, JailError> {

@@ -46,4 +46,6 @@ pub(super) const MIGRATIONS: &[&str] = &[
     ALTER TABLE adapters ADD COLUMN expires_at INTEGER;
     UPDATE adapters SET made_by = 'unknown'
         WHERE name LIKE 'tinker-%~%' AND tenant IS NOT NULL AND source LIKE '%/tinker/passing/%';",
+    "ALTER TABLE adapters ADD COLUMN chat_template TEXT;
+    ALTER TABLE adapters ADD COLUMN weights BLOB;",
 ];

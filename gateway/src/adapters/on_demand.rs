@@ -209,13 +209,14 @@ impl Registry {
             }
             other => other,
         })?;
-        if loaded.generation == entry.record.generation.0 {
+        let expected = entry.record.weights();
+        if loaded.generation == expected.0 {
             return Ok(());
         }
         let found = ids::Generation(loaded.generation);
         let stranger = AdapterId(loaded.adapter);
         self.free(home, stranger).await;
-        Err(unusable(entry, &format!("its files are {found}, not {}", entry.record.generation)))
+        Err(unusable(entry, &format!("its files are {found}, not {expected}")))
     }
 
     /// Loads files of the store, of one adapter or of several with their weights, evicting one adapter after the other until they

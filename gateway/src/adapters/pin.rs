@@ -48,6 +48,23 @@ impl Registry {
         Ok(entry)
     }
 
+    /// Brings a pinned adapter to every executor. It is registered: one that cannot take it now gets it when it is made
+    /// ready, or asked for.
+    pub(super) async fn spread(&self, entry: &Entry) {
+        let _held = match self.fetch(entry).await {
+            Ok(held) => held,
+            Err(error) => {
+                return tracing::warn!(name = %entry.record.name, %error, "a pinned adapter is missing");
+            }
+        };
+        for home in self.in_use() {
+            let _moving = home.moving.lock().await;
+            if let Err(error) = self.make_resident(home, entry).await {
+                tracing::warn!(name = %entry.record.name, executor = home.index, %error, "a pinned adapter is missing");
+            }
+        }
+    }
+
     /// Fails if `id` and all that is pinned do not fit each executor together: what is pinned is on all of them.
     pub(super) fn check_pins(&self, name: &str, id: AdapterId, bytes: u64) -> Result<(), AdapterError> {
         let entries = self.entries();

@@ -38,8 +38,8 @@ impl TenantShare {
         let Self { max_adapters, max_bytes } = self;
         let others = table.values().map(|entry| &entry.record);
         let others = others.filter(|record| record.tenant.as_deref() == tenant && record.name != name);
-        let (adapters, held_bytes) =
-            others.fold((0, 0u64), |(count, sum), record| (count + 1, sum.saturating_add(record.bytes)));
+        let (adapters, held_bytes) = others
+            .fold((0, 0u64), |(count, sum), record| (count + 1, sum.saturating_add(record.tenant_bytes())));
         // As with states, the last one may go beyond.
         if adapters < max_adapters && held_bytes < max_bytes {
             return Ok(());

@@ -12,7 +12,7 @@ use std::{
 use ids::Generation;
 
 use super::{
-    database::Record,
+    database::{OwnTemplate, Record},
     entry::{Entry, Part},
     errors::{MAX_PARTS, SumError},
     store::ContentId,
@@ -121,14 +121,16 @@ pub(super) fn sum(mut parts: Vec<Part>) -> Result<Entry, SumError> {
     let names: Vec<String> = parts.iter().map(name).collect();
     let each = |figure: fn(&Record) -> u64| parts.iter().map(move |part| figure(&part.entry.record));
     let total = |figures: fn(&Record) -> u64| each(figures).fold(0, u64::saturating_add);
-    let generations = parts.iter().map(|part| (part.entry.record.generation, part.weight.to_bits()));
-    let generation = Generation::of_sum(generations.collect());
+    let generations = parts.iter().map(|part| (part.entry.record.weights(), part.weight.to_bits()));
+    let weights = Generation::of_sum(generations.collect());
+    let (generation, template) = OwnTemplate::over(weights, template(&parts)?);
     let record = Record {
         name: names.join("+"),
         tenant,
         // It has no files of its own.
         content: ContentId(generation.0),
         generation,
+        template,
         rank: u32::try_from(total(|record| record.rank.into())).unwrap_or(u32::MAX),
         bytes: total(|record| record.bytes),
         modules: parts.iter().map(|part| part.entry.record.modules).max().unwrap_or(0),
@@ -144,9 +146,16 @@ pub(super) fn sum(mut parts: Vec<Part>) -> Result<Entry, SumError> {
     Ok(Entry::new(record).with_parts(parts))
 }
 
+/// The chat template that all parts have of their own; `None` if all have the base's.
+fn template(parts: &[Part]) -> Result<Option<Arc<str>>, SumError> {
+    let own = |part: &Part| part.entry.record.template.as_ref().map(|template| Arc::clone(&template.source));
+    let first = parts.first().and_then(own);
+    if parts.iter().all(|part| own(part) == first) { Ok(first) } else { Err(SumError::Templates) }
+}
+
 /// By what parts are sorted: the name last, so that equal adapters have one order too.
 fn key(part: &Part) -> (Generation, u32, &str) {
-    (part.entry.record.generation, part.weight.to_bits(), &part.entry.record.name)
+    (part.entry.record.weights(), part.weight.to_bits(), &part.entry.record.name)
 }
 
 fn name(part: &Part) -> String {

@@ -94,6 +94,7 @@ mod tests {
             tenant: tenant.map(str::to_owned),
             content: ContentId([0; 32]),
             generation: Generation([0; 32]),
+            template: None,
             rank: 1,
             bytes: 1,
             modules: 1,

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::{
+    base::Base,
     entry::Entry,
     errors::AdapterError,
     names::{check_chosen_name, check_tenant},
@@ -50,10 +51,10 @@ impl Registry {
         arrived: Arriving,
         turn: OwnedSemaphorePermit,
         request: LoadRequest,
-        base_name: &str,
+        base: Base<'_>,
     ) -> Result<Arc<Entry>, AdapterError> {
-        self.check_load(&request, base_name)?;
+        self.check_load(&request, base.name)?;
         let place = arrived.place().map_err(StoreError::from)?.told_as(&request.path);
-        self.load_from(place, request, LoadedBy::Administrator, (arrived, turn)).await
+        self.load_from(place, request, base, LoadedBy::Administrator, (arrived, turn)).await
     }
 }

@@ -63,7 +63,7 @@ impl From<TextError> for ApiError {
             TextError::Encode(_) | TextError::Chat(ChatError::Encode(_) | ChatError::NoMark) => {
                 "invalid_text"
             }
-            TextError::NoTemplate => "no_chat_template",
+            TextError::NoTemplate | TextError::Template(_) => "no_chat_template",
             // What takes so much to render has more tokens than any context.
             TextError::Chat(ChatError::Template(TemplateError::Limit { .. })) => {
                 return Self::bad_request("context_length_exceeded", error.to_string()).of("messages");

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use shmproto::message::Welcome;
 
-use crate::{executors::member::Ready, text::Text};
+use crate::{adapters::Base, executors::member::Ready, text::Text};
 
 /// What is served, as long as somebody serves it.
 #[derive(Debug, Clone)]
@@ -42,6 +42,12 @@ impl Serving {
             context_tokens: usize::try_from(context).unwrap_or(usize::MAX),
             since: face.since,
         }
+    }
+}
+
+impl<'a> From<&'a Serving> for Base<'a> {
+    fn from(serving: &'a Serving) -> Self {
+        Self { name: &serving.base_name, text: Some(&serving.text) }
     }
 }
 

@@ -84,25 +84,26 @@ pub async fn show(
     fields.flag("verbose", false)?;
     fields.finish()?;
     let name = name.strip_suffix(":latest").unwrap_or(&name);
-    let entries = app.registry.entries();
-    let model = if name == serving.base_name {
-        base(&serving)
+    let (model, text) = if name == serving.base_name {
+        (base(&serving), Arc::clone(&serving.text))
     } else {
         let named = fleet_protocol::adapter_of(name, &serving.base_name).unwrap_or(name);
-        let entry = entries.find(named, &caller).filter(|entry| answers(entry));
-        adapter(entry.ok_or_else(|| ApiError::model_not_found(name))?, &serving)
+        let entry = app.registry.entries().find(named, &caller).filter(|entry| answers(entry)).cloned();
+        let entry = entry.ok_or_else(|| ApiError::model_not_found(name))?;
+        (adapter(&entry, &serving), entry.text(&serving.text)?)
     };
+    let template = text.facts().chat_template.as_deref();
     let mut capabilities = vec!["completion", "embedding"];
-    if tools::are_called(app.parsers.calls, &*serving.text) {
+    if tools::are_called(app.parsers.calls, &*text) {
         capabilities.push("tools");
     }
-    if Tags::of(app.parsers.reasoning, serving.text.facts().chat_template.as_deref()).is_some() {
+    if Tags::of(app.parsers.reasoning, template).is_some() {
         capabilities.push("thinking");
     }
     Ok(Json(json!({
         "modelfile": format!("FROM {name}\n"),
         "parameters": "",
-        "template": serving.text.facts().chat_template.as_deref().unwrap_or(""),
+        "template": template.unwrap_or(""),
         "details": model["details"],
         "model_info": model_info(&serving),
         "capabilities": capabilities,

@@ -53,9 +53,9 @@ pub async fn list(State(app): State<Arc<App>>, Query(Which { runs }): Query<Whic
 
 /// Loads an adapter, or replaces one; answers when it is durable and serving.
 pub async fn load(State(app): State<Arc<App>>, body: JsonBody) -> Result<Json<Value>, ApiError> {
-    let base_name = app.serving()?.base_name.clone();
-    let request = load_request(&body, &base_name)?;
-    let entry = app.registry.load(request, &base_name).await?;
+    let serving = app.serving()?;
+    let request = load_request(&body, &serving.base_name)?;
+    let entry = app.registry.load(request, (&*serving).into()).await?;
     Ok(Json(loaded(&app, &entry)))
 }
 
@@ -63,6 +63,7 @@ pub async fn load(State(app): State<Arc<App>>, body: JsonBody) -> Result<Json<Va
 pub(super) fn loaded(app: &App, entry: &Entry) -> Value {
     let mut answer = describe_one(app, entry);
     answer["status"] = "loaded".into();
+    answer["warnings"] = entry.warnings().into();
     answer
 }
 
@@ -224,6 +225,7 @@ fn describe(app: &App, placed: &Placed, entry: &Entry, named: Named) -> Value {
         "drafted_tokens": placement.drafted_tokens,
         "accepted_tokens": placement.accepted_tokens,
         "least_confidence": placement.least_confidence,
+        "own_chat_template": record.template.is_some(),
         "loaded_at": record.loaded_at,
         "expires_at": entry.expires_at(),
         "last_used_at": entry.last_used_us() / 1_000_000,
@@ -248,7 +250,9 @@ impl From<AdapterError> for ApiError {
             }
             AdapterError::OtherGeneration { .. } => Self::conflict("generation_mismatch", message),
             AdapterError::NotFound(name) => Self::model_not_found(&name).of("lora_name"),
-            AdapterError::NoModules(_) => Self::bad_request("invalid_adapter", message).of("lora_path"),
+            AdapterError::NoModules(_) | AdapterError::Text(_) => {
+                Self::bad_request("invalid_adapter", message).of("lora_path")
+            }
             AdapterError::Full(_) | AdapterError::TenantFull { .. } => {
                 Self::bad_request("adapter_limit_exceeded", message)
             }

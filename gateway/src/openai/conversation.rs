@@ -48,7 +48,8 @@ impl Conversation {
     /// The model is not there for them, or cannot be shown the conversation or what is asked of it.
     pub fn job(self, app: &App, caller: &Caller, serving: Arc<Serving>) -> Result<Job, ApiError> {
         let Self { wanted, params, logprobs, messages, tools, mut showing, effort, field } = self;
-        let (text, target) = (&*serving.text, wanted.find(app, &serving, caller)?);
+        let target = wanted.find(app, &serving, caller)?;
+        let text = &*target.text(&serving)?;
         tools::check_history(&messages, text).map_err(|error| error.of(field))?;
         let mut calling = tools.map(|tools| Calling::new(tools, app.parsers.calls, text)).transpose()?;
         showing.tools = calling.as_ref().map_or_else(Vec::new, Calling::shown);

@@ -1,5 +1,7 @@
 //! Which model a request means: the base, or an adapter by name or by generation. Never the base for anything else.
 
+use std::sync::Arc;
+
 use fleet_protocol::adapter_of;
 use ids::Generation;
 use serde_json::Value;
@@ -11,6 +13,7 @@ use crate::{
     caller::Caller,
     errors::ApiError,
     lifecycle::Serving,
+    text::Text,
 };
 
 /// What `model` and `adapter` say.
@@ -41,6 +44,17 @@ pub struct Target {
 }
 
 impl Target {
+    /// The text that conversations with it are written in: an adapter may have a chat template of its own.
+    ///
+    /// # Errors
+    /// That template cannot be used with this base.
+    pub fn text(&self, serving: &Serving) -> Result<Arc<dyn Text>, ApiError> {
+        match &self.lease {
+            None => Ok(Arc::clone(&serving.text)),
+            Some(lease) => Ok(lease.entry().text(&serving.text)?),
+        }
+    }
+
     /// The same once more, for as long as somebody else needs it.
     #[must_use]
     pub fn again(&self) -> Self {
@@ -114,7 +128,7 @@ fn lease(app: &App, serving: &Serving, caller: &Caller, alias: &str, asked: &str
 
 fn of_generation(app: &App, serving: &Serving, caller: &Caller, wanted: &str) -> Result<Lease, ApiError> {
     let entries = app.registry.entries();
-    let is = |entry: &&std::sync::Arc<Entry>| {
+    let is = |entry: &&Arc<Entry>| {
         entry.is_for(caller) && entry.fault().is_none() && entry.record.generation.to_string() == wanted
     };
     let found = entries.values().find(is).map(|entry| entry.record.name.clone());

@@ -81,15 +81,16 @@ impl TokenizeBody {
         Ok(Self { wanted, source, wants_strings })
     }
 
-    fn answer(self, parser: ToolCallParser, serving: &Serving) -> Result<Value, ApiError> {
+    /// The answer, by the text of the model that was asked.
+    fn answer(self, parser: ToolCallParser, serving: &Serving, text: &dyn Text) -> Result<Value, ApiError> {
         let tokens = match self.source {
-            Source::Prompt(prompt, add) => serving.text.encode(&prompt, add)?,
-            Source::Chat(chat) => chat.tokens(parser, &*serving.text)?,
+            Source::Prompt(prompt, add) => text.encode(&prompt, add)?,
+            Source::Chat(chat) => chat.tokens(parser, text)?,
         };
         let mut answer =
             json!({ "count": tokens.len(), "max_model_len": serving.context_tokens, "tokens": tokens });
         if self.wants_strings {
-            let strings = tokens.iter().map(|token| name(serving.text.token_bytes(*token)));
+            let strings = tokens.iter().map(|token| name(text.token_bytes(*token)));
             answer["token_strs"] = strings.collect::<Vec<_>>().into();
         }
         Ok(answer)
@@ -130,8 +131,8 @@ pub async fn tokenize(
     let (serving, shared) = (app.serving()?, Arc::clone(&app));
     app.work(body.len(), move || {
         let mut body = TokenizeBody::read(&body)?;
-        check_model(&shared, &caller, &serving, body.wanted.take())?;
-        body.answer(shared.parsers.calls, &serving).map(Json)
+        let text = text(&shared, &caller, &serving, body.wanted.take())?;
+        body.answer(shared.parsers.calls, &serving, &*text).map(Json)
     })
     .await
 }
@@ -145,8 +146,8 @@ pub async fn detokenize(
     let (serving, shared) = (app.serving()?, Arc::clone(&app));
     app.work(body.len(), move || {
         let body = DetokenizeBody::read(&body, serving.welcome.vocab_size)?;
-        check_model(&shared, &caller, &serving, body.wanted)?;
-        Ok(Json(json!({ "prompt": serving.text.decode(&body.tokens) })))
+        let text = text(&shared, &caller, &serving, body.wanted)?;
+        Ok(Json(json!({ "prompt": text.decode(&body.tokens) })))
     })
     .await
 }
@@ -171,12 +172,16 @@ fn wanted(fields: &mut Fields) -> Result<Option<Wanted>, ApiError> {
     Ok(fields.text("model")?.map(|model| Wanted { model, adapter: None }))
 }
 
-/// All models share one tokenizer, but a name that does not exist is still an error.
-fn check_model(
+/// The text of the model that is wanted. All models share one tokenizer, but an adapter may have a chat template of its own, and a
+/// name that does not exist is an error.
+fn text(
     app: &App,
     caller: &Caller,
     serving: &Serving,
     wanted: Option<Wanted>,
-) -> Result<(), ApiError> {
-    wanted.map_or(Ok(()), |wanted| wanted.find(app, serving, caller).map(drop))
+) -> Result<Arc<dyn Text>, ApiError> {
+    match wanted {
+        None => Ok(Arc::clone(&serving.text)),
+        Some(wanted) => wanted.find(app, serving, caller)?.text(serving),
+    }
 }

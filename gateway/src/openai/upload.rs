@@ -19,11 +19,11 @@ const FLAGS: &[&str] = &["pinned", "load_inplace"];
 
 /// Takes an adapter's files, and answers when it is durable and serving.
 pub async fn upload(State(app): State<Arc<App>>, form: Form) -> Result<Json<Value>, ApiError> {
-    let base_name = app.serving()?.base_name.clone();
+    let serving = app.serving()?;
     let turn = app.registry.begin_load()?;
     let arriving = app.registry.receive()?;
-    let request = take(&app, &base_name, &arriving, form).await?;
-    let entry = app.registry.load_received(arriving, turn, request, &base_name).await?;
+    let request = take(&app, &serving.base_name, &arriving, form).await?;
+    let entry = app.registry.load_received(arriving, turn, request, (&*serving).into()).await?;
     Ok(Json(loaded(&app, &entry)))
 }
 

@@ -215,7 +215,7 @@ impl Worker {
         let made_by = is_snapshot.then(|| registry.instance().to_owned());
         let terms = Terms { made_by, expires_at: ttl_s.map(from_now), publication: None };
         let load = async move {
-            let loaded = registry.load_made(request, &serving.base_name, terms).await;
+            let loaded = registry.load_made(request, (&*serving).into(), terms).await;
             drop(passage);
             loaded
         };

@@ -14,7 +14,7 @@ use super::{
     table::Page,
 };
 use crate::adapters::{
-    AdapterError, LoadRequest, Publication, Replace, StoreError, Terms, database::DatabaseError,
+    AdapterError, Base, LoadRequest, Publication, Replace, StoreError, Terms, database::DatabaseError,
 };
 
 /// Trainers in a row that may die without a step.
@@ -131,7 +131,7 @@ impl Training {
         let Some(job) = job.filter(|job| job.is_closing) else { return Ok(()) };
         let generation = match &job.generation {
             Some(generation) => Ok(generation.clone()),
-            None => self.register(&job, &serving.base_name).await,
+            None => self.register(&job, (&*serving).into()).await,
         };
         match generation {
             Ok(generation) => self.succeed(&job, generation).await,
@@ -151,7 +151,7 @@ impl Training {
     }
 
     /// Registers the adapter of a job under its name, as long as this gateway works on the job; returns its generation.
-    async fn register(&self, job: &JobRecord, base_name: &str) -> Result<String, AdapterError> {
+    async fn register(&self, job: &JobRecord, base: Base<'_>) -> Result<String, AdapterError> {
         let holder = match &self.fleet {
             None => None,
             Some(fleet) => {
@@ -169,8 +169,7 @@ impl Training {
         };
         failpoint::pass("gateway.job_publishing");
         let publication = Some(Publication { job: job.id.clone(), holder, note: JobRecord::with_generation });
-        let loaded =
-            self.registry.load_made(request, base_name, Terms { publication, ..Terms::default() }).await;
+        let loaded = self.registry.load_made(request, base, Terms { publication, ..Terms::default() }).await;
         failpoint::pass("gateway.job_published");
         loaded.map(|entry| entry.record.generation.to_string())
     }

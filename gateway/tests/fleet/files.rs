@@ -41,6 +41,29 @@ async fn bytes_that_change_on_the_way_are_noticed_and_fetched_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_chat_template_beside_an_adapter_comes_to_every_host_with_the_name() {
+    let Some((postgres, bucket)) = servers::both() else { return };
+    let (one, other) = (Host::new(&postgres, &bucket).await, Host::new(&postgres, &bucket).await);
+    let request = one.request("a", "first");
+    std::fs::write(request.path.join("chat_template.jinja"), "{{ messages }}").unwrap();
+    let loaded = one.registry.load(request, "base".into()).await.unwrap();
+    other.hears(&one, "a").await;
+    let heard = other.registry.entries()["a"].record.clone();
+    assert_eq!(
+        (heard.template.clone(), heard.generation),
+        (loaded.record.template.clone(), loaded.record.generation)
+    );
+    assert_eq!(&*heard.template.expect("the template came").source, "{{ messages }}");
+    other.ask("a").await.expect("the executor knows the generation of the weights");
+    // The same weights without it.
+    std::fs::remove_file(one.directory.path().join("root/a/chat_template.jinja")).unwrap();
+    let plain = one.load("a", "first").await.unwrap();
+    other.hears(&one, "a").await;
+    let heard = other.registry.entries()["a"].record.clone();
+    assert_eq!((heard.template, heard.generation), (None, plain.record.generation));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bytes_that_are_changed_in_the_bucket_are_refused_by_name_until_the_adapter_is_loaded_again() {
     let Some((postgres, bucket)) = servers::both() else { return };
     let (one, other) = (Host::new(&postgres, &bucket).await, Host::new(&postgres, &bucket).await);
@@ -55,7 +78,7 @@ async fn bytes_that_are_changed_in_the_bucket_are_refused_by_name_until_the_adap
     assert_eq!((figures(&other), other.loaded()), ((0, 1, 2), None));
     other.ask("b").await.expect("others are served");
     // The other host has what it is called for, and brings it there again.
-    let replaced = one.registry.load(one.request("again", "first"), "base").await.unwrap();
+    let replaced = one.registry.load(one.request("again", "first"), "base".into()).await.unwrap();
     assert_eq!(replaced.record.content.to_string(), content);
     other.ask("a").await.unwrap();
     assert_eq!(other.loaded().as_deref(), Some("first"));
@@ -68,7 +91,7 @@ async fn a_file_that_breaks_off_is_gone_on_with_from_there() {
     let large = format!("large{}", "x".repeat(3 << 20));
     let path = one.files("a", large.as_bytes());
     one.registry
-        .load(gateway::adapters::LoadRequest { path, ..one.request("b", "b") }, "base")
+        .load(gateway::adapters::LoadRequest { path, ..one.request("b", "b") }, "base".into())
         .await
         .unwrap();
     other.hears(&one, "b").await;
@@ -125,7 +148,7 @@ async fn large_files_go_there_in_parts_and_come_back_whole() {
     let large: Vec<u8> = (0..20u32 << 20).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     let path = one.files("a", &large);
     one.registry
-        .load(gateway::adapters::LoadRequest { path, ..one.request("b", "b") }, "base")
+        .load(gateway::adapters::LoadRequest { path, ..one.request("b", "b") }, "base".into())
         .await
         .unwrap();
     let parts = bucket.wire.take_asked().iter().filter(|head| head.contains("partNumber=")).count();

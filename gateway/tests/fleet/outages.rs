@@ -93,6 +93,9 @@ async fn a_gateway_that_starts_without_postgresql_serves_what_its_host_knew_and_
     for (name, weights) in [("a", "first"), ("b", "second"), ("gone", "third")] {
         one.load(name, weights).await.unwrap();
     }
+    let own = one.request("own", "with a template");
+    std::fs::write(own.path.join("chat_template.jinja"), "{{ messages }}").unwrap();
+    one.registry.load(own, "base".into()).await.unwrap();
     one.registry.pin("b", Pin::Keep).await.unwrap();
     one.registry.unload("gone", None).await.unwrap();
     eventually("the other has heard all of it", || other.all() == one.all()).await;
@@ -112,6 +115,8 @@ async fn a_gateway_that_starts_without_postgresql_serves_what_its_host_knew_and_
     assert_eq!(there, known);
     other.ask("a").await.expect("its files come from the bucket");
     assert_eq!(other.loaded().as_deref(), Some("first"));
+    let template = other.registry.entries()["own"].record.template.clone();
+    assert_eq!(&*template.expect("the template is kept here too").source, "{{ messages }}");
     assert!(matches!(
         other.load("c", "fifth").await,
         Err(AdapterError::Database(DatabaseError::Unreachable { .. }))

@@ -29,7 +29,7 @@ async fn publish(host: &Host, holder: Option<(String, Fence)>) -> Result<(), Ada
         holder: holder.map(|(holder, fence)| (holder, fence.number())),
         note: JobRecord::with_generation,
     });
-    host.registry.load_made(request, BASE, Terms { publication, ..Terms::default() }).await.map(drop)
+    host.registry.load_made(request, BASE.into(), Terms { publication, ..Terms::default() }).await.map(drop)
 }
 
 async fn close(table: &Table, by: By) {

@@ -19,7 +19,7 @@ async fn a_directory_that_all_hosts_have_is_a_store_as_a_bucket_is() {
     one.load("a", "first").await.unwrap();
     // Longer than a part.
     let path = one.files("long", &vec![b'x'; (8 << 20) + 5]);
-    one.registry.load(LoadRequest { path, ..one.request("long", "") }, "base").await.unwrap();
+    one.registry.load(LoadRequest { path, ..one.request("long", "") }, "base".into()).await.unwrap();
     other.hears(&one, "long").await;
     for name in ["a", "long"] {
         other.ask(name).await.unwrap();

@@ -107,7 +107,7 @@ impl Host {
 
     /// Registers an adapter, whatever had its name.
     pub(crate) async fn load(&self, name: &str, weights: &str) -> Result<Arc<Entry>, AdapterError> {
-        self.registry.load(self.request(name, weights), BASE).await
+        self.registry.load(self.request(name, weights), BASE.into()).await
     }
 
     pub(crate) fn request(&self, name: &str, weights: &str) -> LoadRequest {

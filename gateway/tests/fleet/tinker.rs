@@ -44,7 +44,7 @@ impl Training {
     /// Registers an adapter of the tenant on these terms.
     async fn register(&self, name: &str, terms: Terms) {
         let request = LoadRequest { tenant: Some("acme".to_owned()), ..self.host.request(name, name) };
-        self.host.registry.load_made(request, BASE, terms).await.unwrap();
+        self.host.registry.load_made(request, BASE.into(), terms).await.unwrap();
     }
 
     /// Registers a snapshot of a run of this gateway; returns its name.

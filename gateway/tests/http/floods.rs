@@ -15,7 +15,7 @@ use gateway::{
     text::{ChatMessage, Decoder, Facts, Showing, Text, TextError},
 };
 use serde_json::{Value, json};
-use text::{detokenize::TextStart, grammar::Tokens, tokenizer::AddSpecial};
+use text::{chat_template::TemplateError, detokenize::TextStart, grammar::Tokens, tokenizer::AddSpecial};
 use tokio::{io::AsyncWriteExt as _, net::TcpSocket, task::JoinSet};
 
 use crate::{
@@ -106,6 +106,10 @@ impl Text for GatedText {
 
     fn facts(&self) -> &Facts {
         self.text.facts()
+    }
+
+    fn with_chat_template(&self, source: &str) -> Result<Arc<dyn Text>, TemplateError> {
+        self.text.with_chat_template(source)
     }
 }
 

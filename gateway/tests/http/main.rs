@@ -36,6 +36,7 @@ mod service;
 mod streaming;
 mod sums;
 mod targets;
+mod templates;
 mod tinker;
 mod tinker_floods;
 mod tinker_kept;

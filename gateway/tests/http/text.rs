@@ -8,7 +8,7 @@ use gateway::{
     text::{ChatMessage, Decoder, Facts, LoadedText, Showing, Text, TextError},
 };
 use text::{
-    chat_template::GenerationPrompt,
+    chat_template::{ChatTemplate, GenerationPrompt, Limits, TemplateError, TemplateTokens},
     detokenize::TextStart,
     grammar::{TokenBytes, Tokens},
     tokenizer::AddSpecial,
@@ -38,6 +38,8 @@ pub(crate) fn always(text: Arc<dyn Text>) -> LoadText {
 pub(crate) struct ByteText {
     bytes: Vec<Vec<u8>>,
     facts: Facts,
+    /// Stands before every conversation, as the chat template of an adapter's own.
+    heading: String,
 }
 
 impl Default for ByteText {
@@ -57,7 +59,7 @@ impl ByteText {
             description: Description { parameters: Some(PARAMETERS), ..Description::default() },
             ..Facts::default()
         };
-        Self { bytes, facts }
+        Self { bytes, facts, heading: String::new() }
     }
 }
 
@@ -108,7 +110,7 @@ impl Text for ByteText {
             self.facts.chat_template.as_ref().is_some_and(|template| template.contains("{{ tools }}"));
         let tools = showing.tools.iter().filter(|_| shows_tools);
         let tools = tools.map(|tool| format!("tool {};", tool["function"]["name"].as_str().unwrap()));
-        let lines = tools.chain(messages.iter().map(line));
+        let lines = [self.heading.clone()].into_iter().chain(tools).chain(messages.iter().map(line));
         let mut rendered: String = lines.chain(["assistant:".to_owned()]).collect();
         if showing.prompt == GenerationPrompt::Continue {
             rendered.truncate(rendered.len() - ";assistant:".len());
@@ -124,6 +126,12 @@ impl Text for ByteText {
 
     fn facts(&self) -> &Facts {
         &self.facts
+    }
+
+    fn with_chat_template(&self, source: &str) -> Result<Arc<dyn Text>, TemplateError> {
+        ChatTemplate::new(source, TemplateTokens::default(), Limits::default())?;
+        let facts = Facts { chat_template: Some(source.to_owned()), ..self.facts.clone() };
+        Ok(Arc::new(Self { bytes: self.bytes.clone(), facts, heading: format!("[{source}]") }))
     }
 }
 

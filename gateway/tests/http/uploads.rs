@@ -63,6 +63,24 @@ async fn files_that_are_sent_along_become_what_the_same_files_at_a_path_are() {
 }
 
 #[tokio::test]
+async fn a_chat_template_and_a_tokenizer_are_sent_along_too() {
+    let harness = Harness::start(say("x")).await;
+    let template = ("file", Some("chat_template.jinja"), "{{ messages }}");
+    let added = ("file", Some("added_tokens.json"), r#"{"<new>": 300}"#);
+    let sent = upload(&harness, &[NAME, template, added, CONFIG, weights("one")]).await;
+    let expected = Generation(generation(b"one")).with_chat_template("{{ messages }}").to_string();
+    assert_eq!((sent.status, &sent.json()["generation"]), (200, &json!(expected)), "{}", sent.body);
+    assert_eq!(sent.json()["own_chat_template"], true);
+    assert!(sent.json()["warnings"][0].as_str().unwrap().contains("<new>"), "{}", sent.body);
+    let long = "x".repeat((128 << 10) + 1);
+    let long = ("file", Some("chat_template.jinja"), &*long);
+    let refused = upload(&harness, &[("lora_name", None, "long"), long, CONFIG, weights("one")]).await;
+    assert_eq!((refused.status, &*refused.code()), (400, "invalid_adapter"), "{}", refused.body);
+    assert!(refused.body.contains("chat_template.jinja"), "{}", refused.body);
+    assert_eq!(left_behind(&harness), Vec::<String>::new());
+}
+
+#[tokio::test]
 async fn one_gguf_file_is_an_adapter_whatever_it_is_called() {
     let harness = Harness::start(say("x")).await;
     let sent = upload(&harness, &[NAME, ("file", Some("my pirate.gguf"), "GGUF")]).await;

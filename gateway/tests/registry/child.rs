@@ -69,7 +69,7 @@ async fn obey(directory: &Path, registry: &Arc<Registry>, order: &str) -> Result
 async fn load(registry: &Arc<Registry>, name: &str, path: PathBuf) -> Result<String, ApiError> {
     let name = name.to_owned();
     let request = LoadRequest { name, path, replace: Replace::Always, tenant: None, pinned: None };
-    Ok(registry.load(request, BASE).await?.record.generation.to_string())
+    Ok(registry.load(request, BASE.into()).await?.record.generation.to_string())
 }
 
 /// The test harness writes to standard output too; a mark tells our lines from its.

@@ -81,9 +81,11 @@ async fn a_registry_that_cannot_be_read_is_an_error_and_never_an_empty_one() {
     assert!(matches!(refused().await, OpenError::Database(DatabaseError::Newer { found: 99, .. })));
     assert_eq!(stored(path).len(), 1, "nothing was swept");
     // The layouts of former versions are brought up to date.
-    let no_drafts = "ALTER TABLE adapters DROP COLUMN made_by; ALTER TABLE adapters DROP COLUMN expires_at; \
-                     ALTER TABLE adapters DROP COLUMN draft_layers";
-    change(&database, no_drafts.to_owned()).await;
+    let no_templates =
+        "ALTER TABLE adapters DROP COLUMN chat_template; ALTER TABLE adapters DROP COLUMN weights";
+    let no_terms = "ALTER TABLE adapters DROP COLUMN made_by; ALTER TABLE adapters DROP COLUMN expires_at";
+    let no_drafts = format!("{no_templates}; {no_terms}; ALTER TABLE adapters DROP COLUMN draft_layers");
+    change(&database, no_drafts.clone()).await;
     set_layout(&database, 3).await;
     assert_eq!(open(path).await.unwrap().1.len(), 1);
     change(&database, format!("{no_drafts}; DROP INDEX jobs_of_key; ALTER TABLE jobs DROP COLUMN key")).await;
@@ -200,12 +202,12 @@ async fn compare_and_swap_refuses_a_name_that_stands_for_something_else() {
     bench.load("a", "one").await.unwrap();
     let mut request = bench.request("a", "two");
     request.replace = gateway::adapters::Replace::Only(hex("three"));
-    bench.registry.load(request.clone(), BASE).await.unwrap_err();
+    bench.registry.load(request.clone(), BASE.into()).await.unwrap_err();
     bench.registry.unload("a", Some(&hex("three"))).await.unwrap_err();
     assert_eq!(names(&bench)["a"], hex("one"));
     assert_eq!(bench.stored().len(), 1);
     request.replace = gateway::adapters::Replace::Only(hex("one"));
-    bench.registry.load(request, BASE).await.unwrap();
+    bench.registry.load(request, BASE.into()).await.unwrap();
     bench.registry.unload("a", Some(&hex("two"))).await.unwrap();
     assert!(bench.registry.is_empty());
 }

@@ -73,7 +73,7 @@ impl Bench {
     }
 
     pub(crate) async fn load(&self, name: &str, weights: &str) -> Result<Arc<Entry>, AdapterError> {
-        self.registry.load(self.request(name, weights), BASE).await
+        self.registry.load(self.request(name, weights), BASE.into()).await
     }
 
     pub(crate) fn request(&self, name: &str, weights: &str) -> LoadRequest {
@@ -85,7 +85,7 @@ impl Bench {
     pub(crate) async fn load_path(&self, path: impl Into<PathBuf>) -> Result<Arc<Entry>, AdapterError> {
         let (name, path) = ("x".to_owned(), path.into());
         let request = LoadRequest { name, path, replace: Replace::Always, tenant: None, pinned: None };
-        self.registry.load(request, BASE).await
+        self.registry.load(request, BASE.into()).await
     }
 
     /// Names of what the store holds.

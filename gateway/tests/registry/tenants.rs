@@ -11,7 +11,7 @@ use crate::support::{BASE, Bench, caller};
 async fn load_for(bench: &Bench, name: &str, weights: &str, tenant: &str) -> Result<(), AdapterError> {
     let mut request = bench.request(name, weights);
     request.tenant = Some(tenant.to_owned());
-    bench.registry.load(request, BASE).await.map(drop)
+    bench.registry.load(request, BASE.into()).await.map(drop)
 }
 
 #[tokio::test]
@@ -74,7 +74,7 @@ async fn publish(
 ) -> Result<(), AdapterError> {
     let mut request = bench.request(name, name);
     request.tenant = Some(tenant.to_owned());
-    registry.load_made(request, BASE, Terms::default()).await.map(drop)
+    registry.load_made(request, BASE.into(), Terms::default()).await.map(drop)
 }
 
 #[tokio::test]
@@ -111,13 +111,25 @@ async fn the_bytes_that_a_tenant_publishes_are_bounded() {
 }
 
 #[tokio::test]
+async fn the_bytes_of_a_chat_template_count_to_its_tenant() {
+    let bench = Bench::with_room_for(8).await.with_options(|options| options.tenant_bytes = 1500).await;
+    let mut request = bench.request("a", "a");
+    request.tenant = Some("alice".to_owned());
+    std::fs::write(request.path.join("chat_template.jinja"), "t".repeat(700)).unwrap();
+    bench.registry.load_made(request, BASE.into(), Terms::default()).await.unwrap();
+    let refused = publish(&bench, &bench.registry, "b", "alice").await.unwrap_err();
+    assert!(matches!(refused, AdapterError::TenantFull { held_bytes: 1700, .. }), "{refused}");
+    publish(&bench, &bench.registry, "b", "bob").await.unwrap();
+}
+
+#[tokio::test]
 async fn names_of_models_of_tinkers_api_are_refused_to_administrators() {
     let bench = Bench::with_room_for(2).await;
     for name in ["tinker-x~y", "tinker-", "tinker-0123-name"] {
         let refused = bench.load(name, "w").await.unwrap_err();
         assert!(matches!(refused, AdapterError::ReservedName(_)), "{name}: {refused}");
         let files = bench.files("files", "w");
-        let refused = bench.registry.load_trusted(name, &files, BASE).await.unwrap_err();
+        let refused = bench.registry.load_trusted(name, &files, BASE.into()).await.unwrap_err();
         assert!(matches!(refused, AdapterError::ReservedName(_)), "{name}: {refused}");
     }
     assert_eq!(bench.stored().len(), 0);

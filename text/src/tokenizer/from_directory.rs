@@ -80,28 +80,31 @@ struct ConfigJson {
     chat_template: Option<TemplateJson>,
 }
 
+/// A token, alone or with how text is split around it.
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum TokenName {
+pub(crate) enum TokenName {
     Text(String),
     Token { content: String },
 }
 
+/// A chat template, or several by name.
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum TemplateJson {
+pub(crate) enum TemplateJson {
     One(String),
     Several(Vec<NamedTemplate>),
 }
 
+/// A chat template with its name.
 #[derive(Deserialize)]
-struct NamedTemplate {
+pub(crate) struct NamedTemplate {
     name: String,
     template: String,
 }
 
 impl TokenName {
-    fn text(&self) -> &str {
+    pub(crate) fn text(&self) -> &str {
         match self {
             Self::Text(text) | Self::Token { content: text } => text,
         }
@@ -188,7 +191,7 @@ fn unsupported(path: &Path, what: &'static str, name: String, supported: &'stati
 
 impl TemplateJson {
     /// The template called `default` where there are several.
-    fn default_one(self) -> Option<String> {
+    pub(crate) fn default_one(self) -> Option<String> {
         match self {
             Self::One(template) => Some(template),
             Self::Several(all) => {

@@ -1,7 +1,7 @@
 //! The tables in PostgreSQL.
 
 /// Steps from nothing to the layout of today; the layout's number is how many were taken. Never edit one.
-pub(super) const MIGRATIONS: &[&str] = &[ADAPTERS, TRAINING, KEYS, LIFETIMES, SECRETS];
+pub(super) const MIGRATIONS: &[&str] = &[ADAPTERS, TRAINING, KEYS, LIFETIMES, SECRETS, TEMPLATES];
 
 /// What is registered, and the log of its changes.
 const ADAPTERS: &str = "CREATE TABLE holobiont_clock (
@@ -61,6 +61,10 @@ const TRAINING: &str = "CREATE TABLE holobiont_files (
         path TEXT COLLATE \"C\" PRIMARY KEY,
         after TIMESTAMPTZ NOT NULL
     );";
+
+/// Chat templates that adapters have of their own, each with the generation of the weights alone.
+const TEMPLATES: &str = "ALTER TABLE holobiont_adapters ADD COLUMN chat_template TEXT;
+    ALTER TABLE holobiont_adapters ADD COLUMN weights BYTEA;";
 
 /// API keys: each by its hash, as a line of a key file, with the number of the change that brought it.
 const KEYS: &str = "CREATE TABLE holobiont_keys (

@@ -14,7 +14,7 @@ use sqlx::{
 
 use super::{Changes, Scope, layout::MIGRATIONS};
 use crate::adapters::{
-    database::{Record, signed},
+    database::{OwnTemplate, Record, signed},
     publication::Publication,
     store::ContentId,
 };
@@ -326,11 +326,11 @@ async fn write(
     number: i64,
 ) -> Result<PgQueryResult, sqlx::Error> {
     const INSERT: &str = "INSERT INTO holobiont_adapters (name, tenant, content, generation, rank, bytes, modules, \
-         draft_layers, source, loaded_at, last_used_us, pinned, version, made_by, expires_at) \
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15) ON CONFLICT DO NOTHING";
+         draft_layers, source, loaded_at, last_used_us, pinned, version, made_by, expires_at, chat_template, weights) \
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17) ON CONFLICT DO NOTHING";
     const REPLACE: &str = "UPDATE holobiont_adapters SET tenant = $2, content = $3, generation = $4, rank = $5, bytes = $6, \
          modules = $7, draft_layers = $8, source = $9, loaded_at = $10, last_used_us = $11, pinned = $12, version = $13, \
-         made_by = $14, expires_at = $15 WHERE name = $1 AND version = $16";
+         made_by = $14, expires_at = $15, chat_template = $16, weights = $17 WHERE name = $1 AND version = $18";
     let put = sqlx::query(if over.is_some() { REPLACE } else { INSERT })
         .bind(&record.name)
         .bind(&record.tenant)
@@ -346,7 +346,9 @@ async fn write(
         .bind(record.pinned)
         .bind(number)
         .bind(&record.made_by)
-        .bind(record.expires_at.map(signed));
+        .bind(record.expires_at.map(signed))
+        .bind(record.template.as_ref().map(|template| &*template.source))
+        .bind(record.template.as_ref().map(|template| template.weights.0.as_slice()));
     let put = if let Some(over) = over { put.bind(signed(over)) } else { put };
     put.execute(connection).await
 }
@@ -367,6 +369,7 @@ fn record(row: &PgRow) -> Result<Record, sqlx::Error> {
         tenant: row.try_get("tenant")?,
         content: ContentId(hash("content")?),
         generation: Generation(hash("generation")?),
+        template: OwnTemplate::of_row(row.try_get("chat_template")?, row.try_get("weights")?)?,
         rank: small("rank")?,
         bytes: count("bytes")?,
         modules: small("modules")?,

@@ -7,6 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use text::adapter_text;
 use tokio::{
     fs::{File, OpenOptions},
     io::AsyncWriteExt as _,
@@ -59,7 +60,10 @@ impl Arriving {
             name if Path::new(name).extension().is_some_and(|ending| ending == "gguf") => {
                 (GGUF_FILE, self.max_file_bytes)
             }
-            other => return Err(no_part(other, "is no file of an adapter")),
+            other => match adapter_text::FILES.into_iter().find(|(known, _)| *known == other) {
+                Some((name, limit)) => (name, limit),
+                None => return Err(no_part(other, "is no file of an adapter")),
+            },
         };
         let path = self.directory.0.join(name);
         let created = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path).await;

@@ -1,0 +1,96 @@
+//! Texts of a model with chat templates of adapters: those that were used last, so that adapters of one template share it.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex},
+};
+
+use super::Text;
+use crate::lock::lock;
+
+/// Most bytes of the templates that are kept. A compiled template takes some twenty times the bytes of its source.
+const MAX_KEPT_BYTES: usize = 2 << 20;
+
+/// The texts that are kept; the one that was used last comes last.
+#[derive(Debug, Default)]
+pub(super) struct OtherTemplates(Mutex<VecDeque<Arc<dyn Text>>>);
+
+impl OtherTemplates {
+    /// The text with this chat template, if it is kept.
+    pub(super) fn get(&self, source: &str) -> Option<Arc<dyn Text>> {
+        let mut kept = lock(&self.0);
+        let index = kept.iter().position(|text| template(&**text) == source)?;
+        let text = kept.remove(index)?;
+        kept.push_back(Arc::clone(&text));
+        Some(text)
+    }
+
+    /// Keeps a text in the place of those that were used longest ago.
+    pub(super) fn keep(&self, text: &Arc<dyn Text>) {
+        let mut kept = lock(&self.0);
+        kept.retain(|other| template(&**other) != template(&**text));
+        kept.push_back(Arc::clone(text));
+        let mut bytes: usize = kept.iter().map(|text| template(&**text).len()).sum();
+        while bytes > MAX_KEPT_BYTES
+            && let Some(oldest) = kept.pop_front()
+        {
+            bytes -= template(&*oldest).len();
+        }
+    }
+}
+
+fn template(text: &dyn Text) -> &str {
+    text.facts().chat_template.as_deref().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::text::{ChatMessage, Showing};
+
+    fn model() -> Arc<dyn Text> {
+        let directory = tempfile::tempdir().unwrap();
+        let vocab: serde_json::Map<String, Value> =
+            ('!'..='~').map(|token| (token.to_string(), json!(u32::from(token) - 33))).collect();
+        let tokenizer = json!({
+            "pre_tokenizer": { "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true },
+            "decoder": { "type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true },
+            "model": { "type": "BPE", "vocab": vocab, "merges": [] },
+        });
+        fs::write(directory.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
+        fs::write(directory.path().join("config.json"), "{}").unwrap();
+        fs::write(directory.path().join("chat_template.jinja"), "base").unwrap();
+        crate::text::load(directory.path()).unwrap().text
+    }
+
+    fn chat(text: &dyn Text) -> String {
+        let message = ChatMessage { role: "user", content: "a".to_owned(), ..ChatMessage::default() };
+        text.decode(&text.encode_chat(&[message], &Showing::default()).unwrap())
+    }
+
+    #[test]
+    fn a_text_with_another_template_follows_that_and_leaves_the_models_own_as_it_is() {
+        let base = model();
+        let own = base.with_chat_template("<{{ messages[0].content }}>").unwrap();
+        assert_eq!((chat(&*own), chat(&*base)), ("<a>".to_owned(), "base".to_owned()));
+        let again = base.with_chat_template("<{{ messages[0].content }}>").unwrap();
+        assert!(Arc::ptr_eq(&own, &again), "adapters of one template share it");
+        base.with_chat_template("{% if %}").unwrap_err();
+    }
+
+    #[test]
+    fn the_templates_that_are_kept_are_bounded_in_bytes() {
+        let (base, kept) = (model(), OtherTemplates::default());
+        let long = |index: usize| format!("{{# {} #}}{index}", "x".repeat(100 << 10));
+        for index in 0..30 {
+            kept.keep(&base.with_chat_template(&long(index)).unwrap());
+        }
+        let bytes: usize = lock(&kept.0).iter().map(|text| template(&**text).len()).sum();
+        assert!(bytes <= MAX_KEPT_BYTES && bytes > MAX_KEPT_BYTES / 2, "{bytes}");
+        assert!(kept.get(&long(0)).is_none() && kept.get(&long(29)).is_some());
+    }
+}
