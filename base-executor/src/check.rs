@@ -2,6 +2,8 @@
 //!
 //! Exit status: 0 it can be used, 1 it cannot, 3 the model or the adapter is not there.
 
+mod adapter_text;
+
 use std::{
     path::{Path, PathBuf},
     process::ExitCode,
@@ -21,6 +23,7 @@ use model::{
 };
 use serde_json::{Value, json};
 
+use self::adapter_text::ComparedText;
 use crate::process;
 
 /// The model or the adapter is not there.
@@ -52,6 +55,8 @@ pub struct CheckConfig {
 enum Report {
     NotFound(String),
     Unusable(Vec<AdapterError>),
+    /// The text files beside the adapter cannot be used.
+    BadText(String),
     Usable(Facts),
 }
 
@@ -70,8 +75,10 @@ struct Facts {
     /// Of a draft, what of the base it computes.
     draft: Option<DraftShape>,
     probe: Option<Change>,
-    /// Parts of the adapter's files that have no effect.
-    notes: Vec<AdapterNote>,
+    /// Whether it has a chat template of its own.
+    has_template: bool,
+    /// Parts of the adapter's files that have no effect, and how its tokenizer differs from the base's.
+    notes: Vec<String>,
 }
 
 /// How a draft's shape is written.
@@ -100,7 +107,7 @@ pub fn run(config: &CheckConfig) -> anyhow::Result<ExitCode> {
     }
     Ok(match report {
         Report::Usable(_) => ExitCode::SUCCESS,
-        Report::Unusable(_) => ExitCode::FAILURE,
+        Report::Unusable(_) | Report::BadText(_) => ExitCode::FAILURE,
         Report::NotFound(_) => ExitCode::from(NOT_FOUND),
     })
 }
@@ -118,6 +125,10 @@ fn examine(config: &CheckConfig) -> anyhow::Result<Report> {
     let Ok((adapter, notes)) = AnyAdapter::read_with_notes(&config.adapter, source.config()) else {
         return Ok(Report::Unusable(AnyAdapter::problems(&config.adapter, source.config())));
     };
+    let ComparedText { template, warnings } = match adapter_text::compare(&model, &config.adapter) {
+        Ok(compared) => compared,
+        Err(error) => return Ok(Report::BadText(error.to_string())),
+    };
     let draft = match &adapter {
         AnyAdapter::Drafts(draft) => Some(draft.shape.clone()),
         AnyAdapter::Answers(_) | AnyAdapter::Decomposed(_) | AnyAdapter::Vocabulary(_) => None,
@@ -128,7 +139,10 @@ fn examine(config: &CheckConfig) -> anyhow::Result<Report> {
     let adapter = adapter.adapter();
     Ok(Report::Usable(Facts {
         kind,
-        generation: adapter.generation.to_string(),
+        generation: match &template {
+            Some(source) => adapter.generation.with_chat_template(source).to_string(),
+            None => adapter.generation.to_string(),
+        },
         modules,
         rank: adapter.method.rank().max(vocabulary.map_or(0, VocabularyChanges::rank)),
         saved: vocabulary.map_or_else(Vec::new, VocabularyChanges::saved),
@@ -138,7 +152,8 @@ fn examine(config: &CheckConfig) -> anyhow::Result<Report> {
         // What a draft says is no change of an answer.
         probe: if config.probe && draft.is_none() { Some(probe(&*source, &prepared)?) } else { None },
         draft,
-        notes,
+        has_template: template.is_some(),
+        notes: notes.iter().map(AdapterNote::to_string).chain(warnings).collect(),
     }))
 }
 
@@ -219,6 +234,7 @@ impl Report {
                 let head = format!("not usable: {count} problem{}", if count == 1 { "" } else { "s" });
                 std::iter::once(head).chain(problems.iter().map(|problem| format!("  {problem}"))).collect()
             }
+            Self::BadText(why) => vec!["not usable: 1 problem".to_owned(), format!("  {why}")],
             Self::Usable(facts) => facts.lines(),
         }
     }
@@ -232,6 +248,9 @@ impl Report {
             Self::Unusable(problems) => {
                 let problems: Vec<Value> = problems.iter().map(problem).collect();
                 json!({ "usable": false, "found": true, "problems": problems })
+            }
+            Self::BadText(why) => {
+                json!({ "usable": false, "found": true, "problems": [{ "message": why }] })
             }
             Self::Usable(facts) => facts.json(),
         }
@@ -287,6 +306,9 @@ impl Facts {
         }
         lines.extend(draft.as_ref().map(|draft| format!("  draft       {}", words(draft))));
         lines.push(format!("  bytes       {bytes}"));
+        lines.extend(
+            self.has_template.then(|| "  template    its own, which its requests are written in".to_owned()),
+        );
         lines.extend(base_model.as_ref().map(|name| format!("  trained on  {}", name.escape_debug())));
         lines.extend(self.probe.map(|change| match change {
             Change { largest: 0.0, .. } => {
@@ -312,7 +334,6 @@ impl Facts {
             AdapterKind::Ia3 => "ia3",
             AdapterKind::Prefix => "prefix",
         };
-        let notes: Vec<String> = self.notes.iter().map(AdapterNote::to_string).collect();
         let probe = self.probe.map(|Change { largest, rms }| {
             json!({ "changes": largest > 0.0, "largest_change": largest, "rms_change": rms, "tokens": PROBE_TOKENS })
         });
@@ -322,7 +343,7 @@ impl Facts {
         json!({
             "usable": true, "found": true, "kind": kind, "generation": generation, "modules": modules,
             "rank": rank, "saved": saved, "virtual_tokens": virtual_tokens, "bytes": bytes, "base_model": base_model, "draft": draft, "probe": probe, "problems": [],
-            "notes": notes,
+            "own_chat_template": self.has_template, "notes": self.notes,
         })
     }
 }

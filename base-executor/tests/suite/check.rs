@@ -41,6 +41,47 @@ fn a_usable_adapter_is_described() {
 }
 
 #[test]
+fn a_chat_template_and_a_tokenizer_beside_an_adapter_are_told() {
+    let directory = tempfile::tempdir().unwrap();
+    tiny::write_model(&directory.path().join("model"));
+    let adapter = directory.path().join("adapter");
+    tiny::write_adapter(&adapter, &[]);
+    let (_, plain) = check_json(directory.path(), "adapter", &[]);
+    assert_eq!((&plain["own_chat_template"], &plain["notes"]), (&false.into(), &Value::Array(Vec::new())));
+    std::fs::write(adapter.join("chat_template.jinja"), "{{ messages }}").unwrap();
+    let (status, own) = check_json(directory.path(), "adapter", &[]);
+    assert_eq!((status, &own["own_chat_template"]), (0, &true.into()));
+    assert_ne!(own["generation"], plain["generation"], "the template is part of what is served");
+    assert!(check(directory.path(), "adapter", &[]).1.contains("template    its own"));
+    std::fs::write(adapter.join("added_tokens.json"), r#"{"<new>": 100000}"#).unwrap();
+    let tokenizer = r#"{"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+        "decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true}, "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}"#;
+    std::fs::write(directory.path().join("model/tokenizer.json"), tokenizer).unwrap();
+    let (status, differs) = check_json(directory.path(), "adapter", &[]);
+    assert_eq!((status, differs["notes"].as_array().map(Vec::len)), (0, Some(1)), "{differs}");
+    assert!(differs["notes"][0].as_str().unwrap().contains("<new>"), "{differs}");
+    std::fs::write(adapter.join("chat_template.jinja"), "{% if %}").unwrap();
+    let (status, broken) = check_json(directory.path(), "adapter", &[]);
+    assert_eq!((status, &broken["usable"]), (1, &false.into()));
+    assert!(broken["problems"][0]["message"].as_str().unwrap().contains("chat_template.jinja"), "{broken}");
+}
+
+#[test]
+fn a_key_of_a_pattern_that_matches_nothing_is_a_note() {
+    let directory = tempfile::tempdir().unwrap();
+    tiny::write_model(&directory.path().join("model"));
+    let adapter = directory.path().join("adapter");
+    tiny::write_adapter(&adapter, &[]);
+    let config = adapter.join("adapter_config.json");
+    let mut options: Value = serde_json::from_slice(&std::fs::read(&config).unwrap()).unwrap();
+    options["rank_pattern"] = serde_json::json!({ "^q_proj": 7 });
+    std::fs::write(&config, options.to_string()).unwrap();
+    let (status, report) = check_json(directory.path(), "adapter", &[]);
+    assert_eq!((status, report["notes"].as_array().map(Vec::len)), (0, Some(1)), "{report}");
+    assert!(report["notes"][0].as_str().unwrap().contains("`^q_proj`"), "{report}");
+}
+
+#[test]
 fn a_probe_tells_an_adapter_that_changes_logits_from_one_that_does_nothing() {
     let directory = tempfile::tempdir().unwrap();
     tiny::write_model(&directory.path().join("model"));

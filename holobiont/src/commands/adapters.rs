@@ -2,6 +2,7 @@
 
 mod diff;
 mod list;
+mod load;
 mod merge;
 mod pull;
 mod stats;
@@ -25,10 +26,7 @@ use crate::{
         self, FindError,
         hub::{self, HubError},
     },
-    terminal::{
-        Format, Terminal,
-        table::{short_generation, size},
-    },
+    terminal::{Format, Terminal, table::size},
 };
 
 /// The program that knows what the base model accepts.
@@ -253,7 +251,7 @@ fn add(arguments: &AddArguments, client: &Client, terminal: Terminal) -> Result<
     if arguments.pin {
         body["pinned"] = true.into();
     }
-    load(&arguments.name, &body, client, terminal)
+    load::run(&arguments.name, &body, client, terminal)
 }
 
 fn replace(arguments: &ReplaceArguments, client: &Client, terminal: Terminal) -> Result<(), AdaptersError> {
@@ -261,24 +259,7 @@ fn replace(arguments: &ReplaceArguments, client: &Client, terminal: Terminal) ->
     // Whatever is there, but nothing new under a name that was mistyped.
     let expected = arguments.expect.as_deref().unwrap_or("*");
     let body = json!({"lora_name": arguments.name, "lora_path": path, "expected_generation": expected});
-    load(&arguments.name, &body, client, terminal)
-}
-
-fn load(name: &str, body: &Value, client: &Client, terminal: Terminal) -> Result<(), AdaptersError> {
-    let progress = terminal.spinner(format!("loading {name}"));
-    let answer = client.post_text("/v1/load_lora_adapter", body);
-    progress.finish_and_clear();
-    print(&answer?, terminal, |answer| {
-        let text = |field: &str| answer[field].as_str().unwrap_or_default();
-        let number = |field: &str| answer[field].as_u64().unwrap_or_default();
-        let generation = short_generation(text("generation"));
-        let (rank, bytes, modules) = (number("rank"), size(number("bytes")), number("modules"));
-        let does = match number("draft_layers") {
-            0 => "is served".to_owned(),
-            layers => format!("drafts, of the first {layers} layers"),
-        };
-        format!("{name} {does}: generation {generation}, rank {rank}, {bytes}, {modules} modules changed")
-    })
+    load::run(&arguments.name, &body, client, terminal)
 }
 
 fn remove(arguments: &RmArguments, client: &Client, terminal: Terminal) -> Result<(), AdaptersError> {
