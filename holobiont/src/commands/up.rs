@@ -91,6 +91,9 @@ pub(crate) fn run(arguments: UpArguments, terminal: Terminal) -> Result<(), UpEr
     let config = Config::layered(arguments.into_layer()?, file.as_deref())?;
     let state_path = config.deployment.state.clone().unwrap_or_else(|| home.state());
     let state = StateDir::claim(&state_path, config.grace())?;
+    if config.serves_layers() {
+        state.link_layer_sockets()?;
+    }
     check_port(config.listen())?;
     let plan = Plan::new(&config, &home, &state)?;
     let log = LogSink::open(&state.logs())

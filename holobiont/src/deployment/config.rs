@@ -299,6 +299,21 @@ impl Config {
         }
     }
 
+    /// The directory below which adapters lie, as an absolute path.
+    pub(crate) fn adapter_root(&self) -> PathBuf {
+        let root = self.gateway.adapter_root.clone().or(GatewaySection::presets().adapter_root);
+        let root = root.expect("the adapter root has a preset");
+        // One that is not there is refused by the gateway, which says so.
+        root.canonicalize().unwrap_or(root)
+    }
+
+    /// Whether an executor of this host serves layers to split clients and trainers: weights made of a number have no files to
+    /// compute with.
+    pub(crate) fn serves_layers(&self) -> bool {
+        let is_on = self.layers.local != Some(false) && self.model.random_weights.is_none();
+        is_on && !self.members().is_empty()
+    }
+
     fn resolve_paths(&mut self, base: &Path) {
         let layers = &mut self.layers;
         let paths = [

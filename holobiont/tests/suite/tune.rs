@@ -83,6 +83,8 @@ impl Training {
         fs::create_dir(&root).unwrap();
         fs::write(stage.home.path().join("data.jsonl"), "{}\n").unwrap();
         gateway.read_below(&root);
+        fs::create_dir_all(stage.home.path().join("state")).unwrap();
+        fs::write(stage.home.path().join("state/layers.sock"), "").unwrap();
         Self { stage, gateway, root }
     }
 
@@ -119,6 +121,16 @@ impl Training {
 
 fn text(path: &Path) -> String {
     fs::read_to_string(path).unwrap()
+}
+
+#[test]
+fn a_deployment_that_serves_no_layers_is_told_before_a_trainer_starts() {
+    let training = Training::new();
+    fs::remove_file(training.stage.home.path().join("state/layers.sock")).unwrap();
+    let ended = training.run(&["data.jsonl", "--name", "new"]);
+    assert_eq!(ended.status.code(), Some(5), "{}", ended.err);
+    assert!(ended.err.contains("serves no layers") && ended.err.contains("[layers] local"), "{}", ended.err);
+    assert!(training.starts().is_empty());
 }
 
 #[test]

@@ -50,6 +50,9 @@ pub(crate) enum TuneError {
     /// The gateway reads adapters from where this process cannot write them.
     #[error("the gateway does not say where on this host it reads adapters")]
     NoAdapterRoot,
+    /// No executor serves layers to a trainer.
+    #[error("the deployment in {} serves no layers to trainers: its weights are random, or its layer service is off", .0.display())]
+    NoLayers(PathBuf),
     /// Another process has it.
     #[error("a run called {0} is under way")]
     UnderWay(RunName),
@@ -171,7 +174,7 @@ impl Explain for TuneError {
                 Exit::Conflict
             }
             Self::NameOfBase(_) | Self::Data { .. } => Exit::Usage,
-            Self::NoAdapterRoot | Self::StillRunning(_) => Exit::Unavailable,
+            Self::NoAdapterRoot | Self::NoLayers(_) | Self::StillRunning(_) => Exit::Unavailable,
             Self::Declined
             | Self::Run(_)
             | Self::Stopped { .. }
@@ -190,6 +193,9 @@ impl Explain for TuneError {
                 "--replace, which puts the trained one in its place, or another --name".into()
             }
             Self::NameGone(_) => "--replace, which takes the name as it is now".into(),
+            Self::NoLayers(_) => {
+                "start it with the model's own weights, and without [layers] local = false".into()
+            }
             Self::NoAdapterRoot => "a deployment of this host, with a gateway of this version".into(),
             Self::UnderWay(name) | Self::StillRunning(name) => {
                 format!("holobiont tune show {0}, holobiont tune cancel {0}", quoted(name.as_str()))

@@ -40,7 +40,11 @@ pub(super) fn run(
     terminal: Terminal,
 ) -> Result<(), TuneError> {
     let program = sibling::find(TRAINER).ok_or(TuneError::NoTrainer)?;
-    let executor = layer_socket(&gateway.state()?);
+    let state = gateway.state()?;
+    let executor = layer_socket(&state);
+    if executor.symlink_metadata().is_err() {
+        return Err(TuneError::NoLayers(state));
+    }
     let client = Client::new(&gateway.url()?, terminal);
     let directory = RunDirectory::of(home, &arguments.name());
     let (is_resumed, is_dry, plot) = (arguments.resume, arguments.dry_run, arguments.plot.clone());

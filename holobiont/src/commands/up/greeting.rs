@@ -1,6 +1,6 @@
 //! What is printed once requests are welcome: the address, the models, and two ways to ask.
 
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
 use serde_json::json;
 use tokio::sync::mpsc::Sender;
@@ -16,6 +16,8 @@ use crate::{
 pub(crate) struct Greeting {
     /// Base first.
     expected_models: Vec<String>,
+    /// Where adapters are loaded from, and where trained ones are written.
+    adapter_root: PathBuf,
     /// The workers' cores.
     worker_cores: Vec<u32>,
     /// Trainers at once.
@@ -69,7 +71,17 @@ impl Greeting {
         let keys = if plan.has_keys { Keys::Needed } else { Keys::None };
         let worker_cores = plan.recipes.workers.iter().map(|(worker, _)| worker.core).collect();
         let (max_trainers, stop_command) = (plan.max_trainers, plan.stop_command.clone());
-        Self { expected_models, worker_cores, max_trainers, keys, place, stop_command, terminal }
+        let adapter_root = plan.adapter_root.clone();
+        Self {
+            expected_models,
+            adapter_root,
+            worker_cores,
+            max_trainers,
+            keys,
+            place,
+            stop_command,
+            terminal,
+        }
     }
 
     /// Waits until the gateway takes requests and asks what it serves (it may have adapters from earlier starts). In
@@ -105,7 +117,9 @@ impl Greeting {
             "lora-worker": ids.workers,
         });
         ids.executors.iter().for_each(|(role, id)| pids[role.to_string()] = json!(id));
-        json!({"url": url, "models": models, "pids": pids, "stop": self.stop_command}).to_string()
+        let adapter_root = self.adapter_root.to_string_lossy();
+        json!({"url": url, "models": models, "adapter_root": adapter_root, "pids": pids, "stop": self.stop_command})
+            .to_string()
     }
 
     fn text(&self, url: &str, models: &[String], elapsed: Duration) -> String {
@@ -131,6 +145,7 @@ impl Greeting {
 
   address  {url}
   models   {models}
+  adapters {adapters}
   workers  {workers}
   trainers {trainers}
 
@@ -147,6 +162,7 @@ impl Greeting {
   print(answer.choices[0].message.content)
 ",
             models = models.join("  "),
+            adapters = self.adapter_root.display(),
             workers = self.workers(),
             trainers = self.trainers(),
             ask = ink.dim("# ask it"),
@@ -182,6 +198,7 @@ mod tests {
         let (place, stop_command) = (Place::Front, "holobiont down --state /s".into());
         Greeting {
             expected_models,
+            adapter_root: "/srv/adapters".into(),
             worker_cores: vec![6, 7],
             max_trainers: 4,
             keys,
@@ -198,6 +215,7 @@ mod tests {
         for part in [
             "http://127.0.0.1:9/v1/chat/completions",
             "base  pirate",
+            "adapters /srv/adapters",
             "2, on cores 6 7",
             "trainers 4 at most",
             "\"model\": \"pirate\"",
@@ -239,6 +257,6 @@ mod tests {
             ["base-executor", "gateway", "holobiont-trainer", "lora-worker"].map(|name| &value["pids"][name]),
             [&json!(7), &json!(null), &json!(5), &json!([8, 9])]
         );
-        assert_eq!(value["models"][0], "base");
+        assert_eq!((&value["models"][0], &value["adapter_root"]), (&json!("base"), &json!("/srv/adapters")));
     }
 }

@@ -34,6 +34,8 @@ pub(crate) struct Plan {
     pub(crate) served_name: String,
     /// Names of the adapters that were asked for.
     pub(crate) adapters: Vec<String>,
+    /// Where adapters are loaded from, and where `tune` writes them.
+    pub(crate) adapter_root: PathBuf,
     /// The command that stops this deployment and no other.
     pub(crate) stop_command: String,
     /// Tells other commands where this deployment is; without it, it runs as well.
@@ -111,6 +113,7 @@ impl Plan {
             },
             warnings,
             adapters: config.adapters.keys().cloned().collect(),
+            adapter_root: config.adapter_root(),
             registration: Registration::new(home, state.path()).ok(),
             stop_command: stop_command(state.path(), &home.state()),
             has_keys: config.gateway.api_key_file.is_some(),

@@ -57,7 +57,7 @@ impl StateDir {
         let run = path.join("run").join(std::process::id().to_string());
         private().create(&parent).map_err(failed(&parent))?;
         private().create(&run).map_err(failed(&parent))?;
-        link_layer_sockets(&path, &run).map_err(failed(asked))?;
+        remove_layer_links(&path).map_err(failed(asked))?;
         let state = Self { path, run, _lock: lock };
         state.check_socket_path(Instance::default())?;
         Ok(state)
@@ -94,6 +94,13 @@ impl StateDir {
         self.run.join(LAYER_SOCKETS[0])
     }
 
+    /// Links the sockets for split clients to a place that stays the same from start to start.
+    pub(crate) fn link_layer_sockets(&self) -> Result<(), UpError> {
+        let link = |name: &&str| symlink(self.run.join(name), self.path.join(name));
+        let failed = |source| UpError::State { path: self.path.clone(), source };
+        LAYER_SOCKETS.iter().try_for_each(link).map_err(failed)
+    }
+
     /// Where a process says how far it is, and that it lives.
     pub(crate) fn notify_socket(&self, role: Role) -> PathBuf {
         self.run.join(match role {
@@ -124,9 +131,7 @@ impl Drop for StateDir {
     fn drop(&mut self) {
         // Best effort: the next start removes what is left.
         let _ = fs::remove_dir_all(&self.run);
-        for name in LAYER_SOCKETS {
-            let _ = fs::remove_file(self.path.join(name));
-        }
+        let _ = remove_layer_links(&self.path);
     }
 }
 
@@ -134,13 +139,12 @@ fn suffix(instance: Instance) -> String {
     instance.name().map(|name| format!("-{name}")).unwrap_or_default()
 }
 
-/// Links the sockets for split clients to a place that stays the same from start to start.
-fn link_layer_sockets(state: &Path, run: &Path) -> io::Result<()> {
+/// Removes the links to the sockets for split clients.
+fn remove_layer_links(state: &Path) -> io::Result<()> {
     for name in LAYER_SOCKETS {
-        let link = state.join(name);
-        match fs::remove_file(&link) {
+        match fs::remove_file(state.join(name)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => symlink(run.join(name), link)?,
+            _ => {}
         }
     }
     Ok(())
@@ -206,6 +210,8 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         for _ in 0..2 {
             let state = StateDir::claim(home.path(), Duration::ZERO).unwrap();
+            assert!(fs::read_link(layer_socket(home.path())).is_err(), "none before there are sockets");
+            state.link_layer_sockets().unwrap();
             assert_eq!(fs::read_link(layer_socket(home.path())).unwrap(), state.layer_socket());
         }
         assert!(fs::read_link(layer_socket(home.path())).is_err(), "the link goes with the deployment");

@@ -73,6 +73,13 @@ fn nobody_trains_who_was_not_asked_for_or_could_not_rent() {
 }
 
 #[test]
+fn layers_are_served_unless_they_are_off_or_the_weights_are_random() {
+    let serves = |file: &str| toml::from_str::<Config>(file).unwrap().serves_layers();
+    assert!(serves("") && serves("layers.local = true"));
+    assert!(!serves("layers.local = false") && !serves("model.random_weights = 1"));
+}
+
+#[test]
 fn each_of_several_executors_has_sockets_a_store_and_settings_of_its_own_and_the_gateway_knows_them_all() {
     let file = r#"
         memory = { disk = "1MiB" }
