@@ -43,3 +43,4 @@ mod tinker_kept;
 mod token_ids;
 mod tools;
 mod uploads;
+mod warnings;

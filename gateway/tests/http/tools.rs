@@ -92,20 +92,20 @@ async fn what_has_to_be_of_a_form_reaches_the_executor_and_what_cannot_does_not(
         assert!(harness.executor().generates()[before].grammar.is_some(), "{body}");
     }
     let before = sent(&harness);
-    let strict = json!({ "type": "function", "function": { "name": "f", "parameters": { "not": {} }, "strict": true } });
+    let strict = json!({ "type": "function", "function": { "name": "f", "parameters": { "not": { "type": "integer" } }, "strict": true } });
     for (body, param, word) in [
         (json!({ "tools": [], "structured_outputs": { "regex": "(" } }), "structured_outputs.regex", "regex"),
         (
-            json!({ "tools": [], "structured_outputs": { "json": { "not": {} } } }),
+            json!({ "tools": [], "structured_outputs": { "json": { "not": { "type": "integer" } } } }),
             "structured_outputs.json",
-            "not",
+            "'not' at the root",
         ),
         (
             json!({ "tools": [], "structured_outputs": { "regex": "a" }, "ignore_eos": true }),
             "ignore_eos",
             "ignore_eos",
         ),
-        (json!({ "tools": [strict] }), "tools", "not"),
+        (json!({ "tools": [strict] }), "tools", "'not' at the root"),
         (json!({ "structured_outputs": { "regex": "a" } }), "structured_outputs.regex", "tools"),
         (json!({ "tool_choice": "required", "ignore_eos": true }), "ignore_eos", "ignore_eos"),
     ] {

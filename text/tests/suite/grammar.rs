@@ -22,13 +22,13 @@ impl Draws {
     }
 }
 
-struct Model {
-    tokenizer: Tokenizer,
-    grammars: Grammars,
+pub(crate) struct Model {
+    pub(crate) tokenizer: Tokenizer,
+    pub(crate) grammars: Grammars,
 }
 
 impl Model {
-    fn open() -> Self {
+    pub(crate) fn open() -> Self {
         let tokenizer = Tokenizer::from_gguf(&smollm2()).unwrap();
         let grammars = Grammars::of(&tokenizer).unwrap();
         Self { tokenizer, grammars }
@@ -48,7 +48,7 @@ impl Model {
     }
 
     /// A walk through the grammar, any allowed token at each step, that ends as soon as it may; `None` if it is too long.
-    fn walk(&self, grammar: &Grammar, seed: u64) -> Option<Vec<u32>> {
+    pub(crate) fn walk(&self, grammar: &Grammar, seed: u64) -> Option<Vec<u32>> {
         let (mut matcher, mut draws, mut said) = (self.matcher(grammar), Draws(seed), Vec::new());
         while said.len() < MAX_TOKENS {
             let allowed = self.allowed(&mut matcher);
@@ -65,7 +65,7 @@ impl Model {
         None
     }
 
-    fn text(&self, tokens: &[u32]) -> String {
+    pub(crate) fn text(&self, tokens: &[u32]) -> String {
         let bytes: Vec<u8> =
             tokens.iter().flat_map(|&token| self.tokenizer.token_bytes(token).unwrap().to_vec()).collect();
         String::from_utf8(bytes).expect("what a grammar allows is text")

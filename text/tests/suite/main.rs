@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod grammar;
+mod practice;
 mod support;
 mod templates;
 mod tokenizer;
